@@ -18,6 +18,12 @@ pub unsafe fn stores_behind(out: Window<u32>, peer: i32, at: usize) {
     }
 }
 
+#[kernel]
+unsafe fn stores_a_byte_at(address: usize) {
+    // SAFETY: the address may be invalid, which the simulator reports.
+    unsafe { mem::store(std::ptr::with_exposed_provenance_mut::<u8>(address), 1) };
+}
+
 #[test]
 fn an_access_outside_a_window_is_reported_before_it_happens() {
     let error_at = |peer: i32, at: usize| {
@@ -33,6 +39,11 @@ fn an_access_outside_a_window_is_reported_before_it_happens() {
     assert!(where_to.starts_with("16 bytes after the end of `out` (window"), "{where_to}");
     assert!(where_to.ends_with("rank 1's part), 400 bytes"), "{where_to}");
     assert!(at.file().ends_with("bounds.rs"));
+    let error = failure(Simulation::new(1), |gpu| {
+        let _nearest = gpu.buffer(&[0_u32])?;
+        gpu.launch(stores_a_byte_at::args(usize::MAX).grid(1).block(1))
+    });
+    assert!(matches!(*error, Error::OutOfBounds { address: usize::MAX, .. }), "{error}");
     let error = error_at(2, 0);
     assert!(error.to_string().contains("rank 2, which is not in the LSA team"), "{error}");
 }

@@ -2,6 +2,7 @@
 //! have unequal arguments, and signals and barriers that the host did not reserve.
 
 use cuda_std::prelude::*;
+use cuda_std::{mma, wgmma};
 use devcomm::sim::Error;
 use devcomm::{DevCommRequirements, DevCommResource, GinConnectionType, Result, Simulation};
 use devcomm_testing::simulated::{Gpu, failure, simulate};
@@ -119,6 +120,45 @@ fn a_warp_whose_lanes_have_returned_is_reported_with_them() {
         let want = "coop.sync is for 32 threads, but thread";
         assert!(matches!(*error, Error::Misuse { .. }) && text.contains(want), "{text}");
     }
+}
+
+/// The threads below `stay` multiply. The others leave, before or after that has begun.
+#[kernel]
+unsafe fn multiplies_in_part(stay: u32, late: bool) {
+    if thread::thread_idx_x() >= stay {
+        if late {
+            thread::nanosleep(1);
+            thread::nanosleep(1);
+        }
+        return;
+    }
+    // SAFETY: lanes may be missing, which the simulator reports.
+    unsafe { mma::m16n8k16::<bf16>(&mut [0.0; 4], [0; 4], [0; 2]) };
+}
+
+#[kernel(arch = "sm_90a")]
+unsafe fn waits_for_products() {
+    // SAFETY: threads of the warpgroup may be missing, which the simulator reports.
+    unsafe { wgmma::wait_groups::<0>() };
+}
+
+#[test]
+fn products_without_all_threads_of_the_warp_or_warpgroup_are_reported() {
+    let report = |launch: &(dyn Fn(&Gpu<'_>) -> Result<()> + Sync)| {
+        let error = failure(Simulation::new(1), launch);
+        assert!(matches!(*error, Error::Misuse { .. }), "{error}");
+        error.to_string()
+    };
+    for late in [false, true] {
+        let text =
+            report(&|gpu| gpu.launch(multiplies_in_part::args(20_u32, late).grid(1).block(32)));
+        let want = "an operation on matrices is for 32 threads, but thread";
+        assert!(text.contains(want) && text.contains("returned from the kernel"), "{text}");
+    }
+    let text = report(&|gpu| gpu.launch(multiplies_in_part::args(48_u32, false).grid(1).block(48)));
+    assert!(text.contains("for 32 threads, but the block's last warp has 16"), "{text}");
+    let text = report(&|gpu| gpu.launch(waits_for_products::args().grid(1).block(192)));
+    assert!(text.contains("for 128 threads, but the block's last warpgroup has 64"), "{text}");
 }
 
 /// Lane 0 waits at the block's barrier, and the others at that of the warp.

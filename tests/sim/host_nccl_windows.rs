@@ -268,6 +268,18 @@ fn requirements_that_cannot_be_met_or_differ_are_refused_on_all_ranks() {
         refused(Requirements { version: 23204, ..none }, INVALID_USAGE, "2.32.3");
         let negative = Requirements { lsa_barrier_count: -1, ..none };
         refused(negative, INVALID_ARGUMENT, "-1 LSA barriers");
+        let many = 1 << 20;
+        let counters = Requirements {
+            gin_connection_type: 2,
+            gin_context_count: many,
+            gin_counter_count: many,
+            ..none
+        };
+        refused(counters, INVALID_ARGUMENT, "1048576 counters each");
+        let most = c_int::MAX;
+        let slots =
+            Requirements { lsa_ll_a2a_block_count: most, lsa_ll_a2a_slot_count: most, ..none };
+        refused(slots, INVALID_ARGUMENT, "resources of more than");
         let differ = Requirements { lsa_barrier_count: 1 + rank.me as c_int / 3, ..none };
         refused(differ, INVALID_USAGE, "rank 3 of 4 ranks for");
     });
@@ -298,6 +310,23 @@ fn puts_and_signals_reach_the_peers_window() {
         rank.synchronize(stream);
         let theirs = previous as f32;
         assert_eq!(to.read::<f32>(6), [0.0, 0.0, 0.0, theirs, theirs, 0.0]);
+    });
+}
+
+#[test]
+fn a_list_with_two_waits_for_a_signal_needs_it_twice() {
+    run_ranks(Simulation::new(2), |rank| {
+        let config = Config { rma_eager_init: 1, ..Config::new() };
+        let (comm, code) = rank.init_with(config);
+        ok(code);
+        let (waiting, signaling, peer) = (rank.stream(), rank.stream(), 1 - rank.me as c_int);
+        let mut waits = [RawWaitSignal { op_count: 1, peer, signal_index: 0, context: 0 }; 2];
+        ok(nccl!(wait_signal(2, waits.as_mut_ptr(), comm, waiting)));
+        for _ in 0..2 {
+            ok(nccl!(signal(peer, 0, 0, 0, comm, signaling)));
+            rank.synchronize(signaling);
+        }
+        rank.synchronize(waiting);
     });
 }
 

@@ -31,6 +31,7 @@ impl Arguments {
     /// Returns the argument that refers to byte `offset` of the owner's memory, if one does.
     fn of(&self, owner: Owner, offset: usize) -> Option<&Argument> {
         let refers = |argument: &&Argument| {
+            // A window is one argument for the parts of all ranks.
             let is_same = match (argument.owner, owner) {
                 (Owner::Window { id, .. }, Owner::Window { id: other, .. }) => id == other,
                 (argument, owner) => argument == owner,

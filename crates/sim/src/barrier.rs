@@ -28,13 +28,21 @@ struct Arrival {
 /// The number of barriers that kernels can name.
 const NAMED: u32 = 16;
 /// The number of all barriers: a block has at most eight warpgroups.
-pub(crate) const BARRIERS: usize = 24;
-const WARPGROUP: u32 = 128;
+pub(crate) const BARRIERS: usize = NAMED as usize + 8;
+/// The number of threads of a warpgroup.
+pub(crate) const WARPGROUP: u32 = 128;
 
 /// Waits for the other threads of the warpgroup.
 pub(crate) fn meet_warpgroup(thread: &Thread, at: Site) {
-    let id = NAMED + thread.tid.get() / WARPGROUP;
-    arrive_at(thread, id, WARPGROUP, Some(CoopCall::new("wgmma")), at);
+    let number = thread.tid.get() / WARPGROUP;
+    let threads = thread.block().size - number * WARPGROUP;
+    if threads < WARPGROUP {
+        let what = format!(
+            "wgmma is for {WARPGROUP} threads, but the block's last warpgroup has {threads}"
+        );
+        thread.misuse(at, what);
+    }
+    arrive_at(thread, NAMED + number, WARPGROUP, Some(CoopCall::new("wgmma")), at);
 }
 
 /// Makes the thread arrive at barrier `id` for `count` threads and wait for the others, as part of
@@ -82,10 +90,9 @@ fn arrive_at(thread: &Thread, id: u32, count: u32, coop_call: Option<CoopCall>, 
     if let Some(what) = block.lacks_threads(id) {
         thread.misuse(at, what);
     }
-    if !release_if_complete(block, id, Some(thread)) {
-        thread.suspend(Wait::Barrier { id, at, coop_call });
-    } else if thread.gpus().random() {
-        thread.suspend(Wait::Ready);
+    match release_if_complete(block, id, Some(thread)) {
+        true => thread.arrived_last(),
+        false => thread.suspend(Wait::Barrier { id, at, coop_call }),
     }
 }
 
@@ -113,8 +120,9 @@ fn check_equal(
     }
 }
 
-/// Fails the kernel if a thread's cooperative call has other arguments than that of another thread
-/// of the coop.
+/// Fails the kernel if a thread's cooperative call has other arguments than the call of the same
+/// function by another thread of the coop. Calls of different functions may meet at a barrier, as
+/// on a GPU.
 pub(crate) fn check_arguments(
     thread: &Thread,
     call: Option<CoopCall>,
@@ -170,7 +178,8 @@ impl Block {
     }
 }
 
-/// Wakes the threads at barrier `id` except `except`, if all have arrived.
+/// Wakes the threads at barrier `id` except `except`, if all have arrived, at least one of them;
+/// returns whether they have.
 fn release_if_complete(block: &Block, id: u32, except: Option<&Thread>) -> bool {
     let barrier = &block.barriers[id as usize];
     let needed = match barrier.count.get() {
@@ -178,7 +187,7 @@ fn release_if_complete(block: &Block, id: u32, except: Option<&Thread>) -> bool 
         // A partial last warp's missing lanes count as arrived.
         count => count.min(block.size),
     };
-    if barrier.arrived.get() < needed.max(1) {
+    if barrier.arrived.get() < needed {
         return false;
     }
     barrier.arrived.set(0);
@@ -186,6 +195,7 @@ fn release_if_complete(block: &Block, id: u32, except: Option<&Thread>) -> bool 
     let is_last = |other: &Thread| except.is_some_and(|thread| std::ptr::eq(thread, other));
     let waits =
         |other: &Thread| matches!(other.wait.get(), Wait::Barrier { id: at, .. } if at == id);
+    // The internal barriers order no accesses.
     if let Some(gpus) = block.threads().next().map(Thread::gpus).filter(|_| id < NAMED) {
         let threads = || {
             let all = block.threads().filter(|other| is_last(other) || waits(other));

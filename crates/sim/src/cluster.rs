@@ -18,7 +18,7 @@ pub(crate) struct Cluster {
     live: Cell<u32>,
     /// The number of threads that wait at the cluster's barrier.
     arrived: Cell<u32>,
-    /// Whether the barrier orders no accesses.
+    /// Whether the barrier orders no accesses, as the last thread to arrive says.
     relaxed: Cell<bool>,
     /// The shared memory of blocks that have ended. It is kept since another block's thread may
     /// have checked an access to it, and may make the access later.
@@ -63,8 +63,8 @@ impl Cluster {
         self.running().any(|block| block.shared.borrow().contains(address, bytes))
     }
 
-    /// Wakes the threads at the barrier, if all have arrived; `last` is the thread that arrives
-    /// now.
+    /// Wakes the threads at the barrier, if all have arrived, and returns whether they have; `last`
+    /// is the thread that arrives now.
     fn release_if_complete(&self, last: Option<&Thread>) -> bool {
         if self.arrived.get() < self.live.get() {
             return false;
@@ -113,10 +113,9 @@ pub(crate) fn sync(thread: &Thread, relaxed: bool, at: Site) {
     let cluster = &thread.block().cluster;
     cluster.relaxed.set(relaxed);
     cluster.arrived.set(cluster.arrived.get() + 1);
-    if !cluster.release_if_complete(Some(thread)) {
-        thread.suspend(Wait::Cluster { at });
-    } else if thread.gpus().random() {
-        thread.suspend(Wait::Ready);
+    match cluster.release_if_complete(Some(thread)) {
+        true => thread.arrived_last(),
+        false => thread.suspend(Wait::Cluster { at }),
     }
 }
 

@@ -172,10 +172,12 @@ impl Thread {
     /// Returns whether a piece of a copy is kept as pending; if not, the caller moves it at once.
     pub(crate) fn keeps_piece(&self, engine: Engine, piece: Piece, at: Site) -> bool {
         let gpus = self.gpus();
+        // A removed copy moves scratch memory, which is valid only now.
         let is_weak = gpus.settings.weak && gpus.random() && !gpus.removes(self.state.line_of(at));
         let Some(awaited) = Awaited::of(engine, self.number()).filter(|_| is_weak) else {
             return false;
         };
+        // Half of the pieces move at once, a quarter is read at once and lands later.
         let is_read = match gpus.chosen(4) {
             0 | 1 => return false,
             read => read == 2 || matches!(piece.from, Source::Value(_)),

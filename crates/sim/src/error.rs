@@ -121,7 +121,7 @@ pub enum Error {
         kernel: &'static str,
         /// The thread.
         thread: ThreadId,
-        /// `loads` or `stores`.
+        /// `loads`, `stores` or `updates`.
         access: &'static str,
         /// Length of the access.
         bytes: usize,

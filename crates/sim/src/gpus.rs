@@ -158,7 +158,7 @@ pub(crate) struct Gpus {
     pub(crate) changes: Cell<u64>,
     /// Number of the current streak, a run of passes in which threads only polled.
     pub(crate) streak: Cell<u64>,
-    /// Open sessions by address of the barrier's epoch word.
+    /// Open sessions by the address of an LSA barrier's epoch, or of a GIN barrier's first signal.
     sessions: RefCell<LiteMap<usize, Session>>,
     /// Sessions left open by grids that have ended.
     left_open: RefCell<Vec<OpenSession>>,
@@ -360,7 +360,7 @@ impl Gpus {
 
 /// Calls by threads and hooks.
 impl Gpus {
-    /// Chooses an index below `n` for the running thread.
+    /// Chooses an index below `n` for the running thread: 0 unless loads are weak.
     pub(crate) fn chosen(&self, n: usize) -> usize {
         self.chooser.borrow_mut().branch(n)
     }

@@ -50,6 +50,14 @@ impl Thread {
         // SAFETY: this coroutine set its yielder when it started; it lives as long as the stack.
         unsafe { Yielder::suspend(&*self.yielder.get(), ()) };
     }
+
+    /// Yields, in a random order, after a barrier at which this thread arrived last. Otherwise it
+    /// would always go on before the threads that it has woken.
+    pub(crate) fn arrived_last(&self) {
+        if self.gpus().random() {
+            self.suspend(Wait::Ready);
+        }
+    }
 }
 
 fn exit(ctx: *const ThreadCtx) -> ! {
@@ -70,8 +78,8 @@ fn shared_static(ctx: *const ThreadCtx, key: usize, size: usize, at: Site) -> *m
 }
 
 impl Thread {
-    /// Checks an access, which follows: fails the thread if it may not access the memory, and may
-    /// yield. Returns the address to access.
+    /// Checks the access that the thread makes next: fails the thread if it may not access the
+    /// memory, and may yield. Returns the address to access.
     #[inline(always)]
     pub(crate) fn access(
         &self,
@@ -146,7 +154,8 @@ impl Thread {
     /// Returns the address for an access that a mutation removes.
     #[cold]
     fn removed(&self, access: Access) -> usize {
-        // For a barrier, the scratch word has a count that no arrival completes.
+        // For an `mbarrier`, the scratch word has the largest counts of 20 bits, those of a phase's
+        // and of pending arrivals, so that no arrival ends a phase.
         let changed = matches!(access, Access::BarrierChange);
         self.scratch.set(if changed { (1 << 40) - 1 } else { 0 });
         self.suspend(Wait::Ready);
@@ -372,6 +381,7 @@ fn event(ctx: *const ThreadCtx, event: Event, at: Site) {
         _ => {}
     }
     match event {
+        // The threads that are woken test the barrier again, which an `init` changes too.
         Event::BarrierArrive { barrier, ends: true }
         | Event::BarrierTransaction { barrier, ends: true }
         | Event::BarrierInit(barrier) => thread.block().cluster.phase_ended(barrier),

@@ -156,6 +156,7 @@ impl Range {
     }
 }
 
+/// The number of entries in the cache of lookups is 2 to the power of this.
 const CACHE_BITS: u32 = 8;
 
 /// The registry of live memory, with a small cache of recent lookups.
@@ -303,7 +304,8 @@ impl Memory {
     /// live or freed.
     pub(crate) fn distance(&self, address: usize) -> Option<usize> {
         let far = |start: usize, end: usize| {
-            if address < start { start - address } else { (address + 1).saturating_sub(end) }
+            // The last byte of all addresses has no next one. No memory ends at 0.
+            if address < start { start - address } else { address.saturating_sub(end - 1) }
         };
         let (live, freed) = (self.live.borrow(), self.freed.borrow());
         let live = live.iter().map(|(start, live)| far(*start, live.end));
@@ -368,7 +370,7 @@ impl Allocation {
         owner: impl Fn(usize) -> Owner,
     ) -> Result<Self> {
         let lens = gpus.iter().map(|_| bytes).collect();
-        let open = |mapping: &Mapping, _, offset, len| mapping.protect(offset, len, true);
+        let open = |mapping: &Mapping, _, offset, len| mapping.open(offset, len);
         Self::lay_out(memory, gpus, team, lens, owner, open, |_| None)
     }
 
@@ -422,8 +424,8 @@ impl Allocation {
         let page = page_size();
         let refused = |source| Error::Memory { bytes, ranks: 1, source };
         let (mapping, open) = Mapping::with_guard_pages(bytes).map_err(refused)?;
-        mapping.protect(page, open, true).map_err(refused)?;
-        let start = page + open - bytes.next_multiple_of(BUFFER_ALIGN).min(open);
+        mapping.open(page, open).map_err(refused)?;
+        let start = page + open - bytes.next_multiple_of(BUFFER_ALIGN);
         let part = mapping.base().wrapping_add(start);
         memory.insert(part, bytes, gpus, owner);
         let memory = Rc::clone(memory);

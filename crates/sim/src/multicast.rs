@@ -17,6 +17,7 @@ use crate::memory::last_until;
 const BASE: usize = 1 << 62;
 /// The bits of an address within a group: the range of NCCL's 32-bit offsets in [`UNIT`]s.
 const GROUP_BITS: u32 = 44;
+/// The number of groups that fit below bit 61 of an address.
 const MAX_GROUPS: usize = 1 << 17;
 /// Unit of offsets in a group, in bytes.
 pub(crate) const UNIT: usize = 4096;

@@ -76,6 +76,7 @@ impl Products {
                 }
                 sums.fill(f32::from_bits(POISON));
             }
+            // A product that adds no sums in flight, or a fence too early, which leaves NaN.
             _ => {}
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! The registers of a block, which its warpgroups share (`setmaxnreg`).
 
+use crate::barrier::WARPGROUP;
 use crate::error::{Site, Waiting};
 use crate::thread::{Block, Thread, Wait};
 
@@ -7,12 +8,12 @@ use crate::thread::{Block, Thread, Wait};
 const REGISTERS: u32 = 64 << 10;
 /// The unit in which registers are given to threads.
 const UNIT: u32 = 8;
-/// The number of threads that change their registers together.
-const WARPGROUP: u32 = 128;
+/// The largest number of registers of a thread.
+const MOST: u32 = 255;
 
 /// Returns the registers of each thread at the launch, which the kernel's largest block allows.
 fn at_launch(block: &Block) -> u32 {
-    (REGISTERS / block.grid.launch.max_threads.next_multiple_of(32)).min(255) / UNIT * UNIT
+    (REGISTERS / block.grid.launch.max_threads.next_multiple_of(32)).min(MOST) / UNIT * UNIT
 }
 
 /// Returns the number of the thread's registers.

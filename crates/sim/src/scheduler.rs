@@ -50,8 +50,10 @@ const ACCESSES_PER_STEP: u64 = 16;
 /// Without `Simulation::watch`, the limit is higher, since stores are not seen.
 const MAX_IDLE: u64 = 1 << 20;
 const MAX_IDLE_UNWATCHED: u64 = 1 << 26;
+/// A lower bound on such limits, for each thread: all must have polled a few times.
+const POLLS_PER_THREAD: u64 = 64;
 
-/// Initial value of `Scheduler::trace`.
+/// Initial value of `Scheduler::trace`, an FNV-1a hash.
 const NO_TRACE: u64 = 0xcbf2_9ce4_8422_2325;
 
 /// Counts of one pass.
@@ -70,6 +72,7 @@ struct BusyPeriod {
     /// Switches and processor time at the start.
     switches: u64,
     started: Duration,
+    /// The work, in steps, after which the time limit is checked next.
     next_check: u64,
     _watchdog: Watchdog,
 }
@@ -231,6 +234,7 @@ impl Scheduler {
         self.wake_arrived(gpus);
         let progressed = self.progressed(gpus, idle);
         if self.count_pass(progressed) {
+            // The late threads run next, so this is no deadlock.
             self.idle_passes = 0;
             return Ok(Step::Progress);
         }
@@ -329,6 +333,7 @@ impl Scheduler {
         if lends {
             std::mem::swap(&mut self.chooser, &mut gpus.chooser.borrow_mut());
         }
+        // A thread in a queue has a coroutine.
         let ended = fiber.as_mut().is_none_or(Fiber::resume);
         if lends {
             std::mem::swap(&mut self.chooser, &mut gpus.chooser.borrow_mut());
@@ -338,11 +343,13 @@ impl Scheduler {
         if ended {
             *fiber = None;
             thread.returned.set(true);
+            // Where the watchdog has interrupted a thread, only the coroutine ends.
             if !gpus.interrupted.get() {
                 self.thread_ended(gpus, block, thread);
             }
         } else {
             match thread.wait.get() {
+                // A thread that stays in a named wait only polls, also where it yields otherwise.
                 Wait::Ready if !(waits && thread.waits.get()) => {
                     gpus.reset_idle();
                     block.next.borrow_mut().push(tid);
@@ -419,6 +426,7 @@ impl Scheduler {
     /// Wakes the threads whose peer has arrived at an LSA barrier, or whose network wait is over.
     fn wake_arrived(&mut self, gpus: &Gpus) {
         let blocks = &self.blocks;
+        // Returns whether the thread still waits.
         let wake = |at: &ThreadAt, over: &dyn Fn(&Thread) -> bool| {
             let Some(block) = &blocks[at.slot as usize] else { return false };
             let thread = block.thread(at.tid);
@@ -442,7 +450,7 @@ impl Scheduler {
 
     fn check_limits(&mut self, gpus: &Gpus) -> Result<()> {
         let allowed = if self.settings.watch { MAX_IDLE } else { MAX_IDLE_UNWATCHED };
-        if gpus.idle.get() > allowed.max(64 * self.live as u64) {
+        if gpus.idle.get() > allowed.max(POLLS_PER_THREAD * self.live as u64) {
             return Err(Error::Livelock(self.stall()));
         }
         let Some(busy) = &mut self.busy else { return Ok(()) };
@@ -466,6 +474,7 @@ impl Scheduler {
     #[inline]
     fn check_failure(&self, gpus: &Gpus) -> Result<()> {
         if gpus.interrupted.get() {
+            // Without a limit there is no watchdog.
             let limit = self.settings.time_limit.unwrap_or_default();
             let limit = if limit < PATIENCE { Limit::Time(limit) } else { Limit::Calls(PATIENCE) };
             return Err(Error::Limit { limit, stall: self.stall() });

@@ -112,21 +112,20 @@ impl SharedArray {
 }
 
 /// All shared memory of a block.
-#[derive(Default)]
 pub(crate) struct SharedMemory {
-    dynamic: Option<SharedArray>,
+    dynamic: SharedArray,
     statics: Vec<SharedArray>,
 }
 
 impl SharedMemory {
     /// Returns poisoned memory, with `bytes` of dynamic shared memory.
     pub(crate) fn new(bytes: usize) -> Self {
-        Self { dynamic: Some(SharedArray::new(0, bytes, None)), statics: Vec::new() }
+        Self { dynamic: SharedArray::new(0, bytes, None), statics: Vec::new() }
     }
 
     /// Returns the address and length of the dynamic memory.
     pub(crate) fn dynamic(&self) -> (*mut u8, usize) {
-        self.dynamic.as_ref().map_or((std::ptr::null_mut(), 0), |a| (a.start(), a.bytes))
+        (self.dynamic.start(), self.dynamic.bytes)
     }
 
     /// Returns the block's copy of the static at `key`; `None` if it does not fit.
@@ -151,14 +150,18 @@ impl SharedMemory {
         Some(self.statics[index].start())
     }
 
+    fn arrays(&self) -> impl Iterator<Item = &SharedArray> {
+        self.statics.iter().chain([&self.dynamic])
+    }
+
     /// Returns the array with these bytes.
     fn array(&self, address: usize, bytes: usize) -> Option<&SharedArray> {
-        self.dynamic.iter().chain(&self.statics).find(|array| array.contains(address, bytes))
+        self.arrays().find(|array| array.contains(address, bytes))
     }
 
     /// Returns start and length of each array.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = (usize, usize)> {
-        self.statics.iter().chain(&self.dynamic).map(|array| (array.start().addr(), array.bytes))
+        self.arrays().map(|array| (array.start().addr(), array.bytes))
     }
 
     /// Returns whether the bytes lie within one array.
@@ -183,14 +186,13 @@ impl SharedMemory {
     /// Returns the distance and the location of an address that is in no array, relative to the
     /// nearest array, unless the distance exceeds the length of a block's shared memory.
     pub(crate) fn nearest(&self, address: usize) -> Option<(usize, String)> {
-        let arrays = self.statics.iter().chain(&self.dynamic);
-        let nearest = arrays.map(|array| array.distance(address)).min_by_key(|(at, _)| *at);
+        let nearest = self.arrays().map(|array| array.distance(address)).min_by_key(|(at, _)| *at);
         nearest.filter(|(distance, _)| *distance <= MAX_SHARED)
     }
 
     /// Returns the name and the length in bytes of an array whose end was overrun, if any.
     pub(crate) fn overrun(&self) -> Option<(String, usize)> {
-        let mut arrays = self.statics.iter().chain(&self.dynamic);
-        arrays.find(|array| !array.is_intact()).map(|array| (array.name(), array.bytes))
+        let overrun = self.arrays().find(|array| !array.is_intact());
+        overrun.map(|array| (array.name(), array.bytes))
     }
 }

@@ -348,7 +348,7 @@ impl Simulation {
         self.preempt && !(plain && self.races && matches!(self.schedule, Schedule::Choices(_)))
     }
 
-    /// Validates the settings.
+    /// Validates the settings; returns them with what they imply.
     pub(crate) fn checked(&self) -> Result<Self> {
         let refuse = |reason: String| Err(Error::Settings(reason));
         let (gpus, team) = (self.gpus, self.team());

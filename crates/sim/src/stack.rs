@@ -70,7 +70,7 @@ impl Slab {
         let size = size.next_multiple_of(page) + page;
         let len = stacks.checked_mul(size).ok_or(io::ErrorKind::OutOfMemory)?;
         let mapping = Mapping::reserve(len)?;
-        mapping.protect(0, len, true)?;
+        mapping.open(0, len)?;
         // With huge pages, the first access to a stack would commit 2 MiB.
         mapping.advise(0, len, libc::MADV_NOHUGEPAGE);
         let mut slab = Self { mapping, stacks, size, protected: 0, first_canary: stacks };
@@ -83,13 +83,14 @@ impl Slab {
 
     /// Protects the lowest page of stacks, within the limit; gives the other stacks a canary.
     fn protect(&mut self, page: usize, max_protected: usize) -> io::Result<()> {
+        // The counter is all that threads share here, so `Relaxed` suffices.
         let taken = PROTECTED.fetch_add(self.stacks, Ordering::Relaxed);
         let allowed = max_protected.saturating_sub(taken).min(self.stacks);
         PROTECTED.fetch_sub(self.stacks - allowed, Ordering::Relaxed);
         self.protected = allowed;
         self.first_canary = allowed;
         for i in 0..allowed {
-            self.mapping.protect(i * self.size, page, false)?;
+            self.mapping.close(i * self.size, page)?;
         }
         for i in allowed..self.stacks {
             // SAFETY: the pointer is to the lowest word of a stack that no coroutine runs on.

@@ -72,12 +72,15 @@ pub(crate) struct Thread {
     pub(crate) block: Cell<*const Block>,
     /// Index in the block, x first.
     pub(crate) tid: Cell<u32>,
+    /// The coroutine, until it has ended.
     pub(crate) fiber: RefCell<Option<Fiber>>,
+    /// The coroutine's, with which it suspends itself.
     pub(crate) yielder: Cell<*const Yielder<(), ()>>,
     pub(crate) wait: Cell<Wait>,
-    /// Result of the last warp operation.
+    /// Result of the last warp operation: a value, and whether a shuffle's source was in range.
     pub(crate) result: Cell<(u32, bool)>,
-    /// Whether the last access is a read-modify-write that may have changed memory.
+    /// Whether the last access is a read-modify-write that may have changed memory. (A thread whose
+    /// update changes nothing calls `spin` before its next access.)
     pub(crate) updating: Cell<bool>,
     /// Whether the thread is in a [named wait](crate::waits): [`state`](Self::state) describes it.
     pub(crate) waits: Cell<bool>,
@@ -91,9 +94,10 @@ pub(crate) struct Thread {
     pub(crate) repeated: Cell<RepeatedLoads>,
     /// The addresses and the bytes of the last two reads of a poll, the last one first.
     pub(crate) read: Cell<[(usize, usize); 2]>,
-    /// The registers, if it has changed their number; else 0.
+    /// The number of registers, if it has changed that (`setmaxnreg`); else 0.
     pub(crate) registers: Cell<u32>,
-    /// Recently polled addresses.
+    /// The addresses that it has polled last. A loop that polls more addresses does not count as a
+    /// poll.
     pub(crate) polled: Cell<[usize; 4]>,
     /// The handler that resumes the coroutine, after a fault, in a function that ends it.
     pub(crate) trap: Cell<Option<CoroutineTrapHandler<()>>>,
@@ -154,7 +158,7 @@ pub(crate) struct Block {
     pub(crate) shared: RefCell<SharedMemory>,
     /// The time at which the block began, for the timeline.
     pub(crate) began: u64,
-    /// The wait in which all its threads are, after the time at which the wait began.
+    /// The wait in which all its threads are: the time at which it began, its text and its line.
     pub(crate) waits: RefCell<Option<(u64, String, Option<Site>)>>,
     /// The first read of memory that nothing had written.
     pub(crate) unwritten: RefCell<Option<Error>>,
@@ -288,7 +292,8 @@ impl Thread {
         Error::Misuse { kernel: self.kernel(), thread: self.id(), what, at }
     }
 
-    /// Fails the kernels with an error, or with what may have caused it; does not return.
+    /// Fails the kernels with an error, or with the block's first read of memory that nothing has
+    /// written, which may have caused it. (A race says more than that.) Does not return.
     pub(crate) fn fail(&self, error: Error) -> ! {
         let cause = self.block().unwritten.take().filter(|_| !matches!(error, Error::Race(_)));
         self.gpus().fail(cause.unwrap_or(error));

@@ -132,6 +132,8 @@ pub(crate) fn until(
     thread.suspend(Wait::Network);
     thread.waits.set(false);
     state.until.set(None);
+    // The scheduler has woken the thread because `until` held or because the wait timed out. By now
+    // both may be true.
     let holds = !state.timed_out.replace(false) || until.holds(gpus);
     if holds {
         until.acquire(thread, order);
@@ -160,10 +162,13 @@ impl WaitState {
 
 /// Returns whether a location is in the source of `nccl_device`.
 fn is_of_nccl_device(at: Site) -> bool {
+    // `FILE` is one of the files in the folder.
     let folder = nccl_device::raw::host::FILE.trim_end_matches("wait.rs");
     at.file().starts_with(folder)
 }
 
+/// Declares a poll of the wait `what`; returns whether the wait ends although its condition does
+/// not hold.
 fn poll(what: &WaitFor, deadline: Option<u64>, at: &'static Location<'static>) -> bool {
     let thread = Thread::current();
     if thread.gpus().skips_wait(at) {
@@ -175,6 +180,7 @@ fn poll(what: &WaitFor, deadline: Option<u64>, at: &'static Location<'static>) -
     let (streak, polls) = state.polls.get();
     let now = thread.gpus().streak.get();
     state.polls.set((now, if streak == now { polls + 1 } else { 1 }));
+    // The wait may also have timed out before an access of the poll, where the thread may yield.
     if !state.timed_out.get() {
         thread.suspend(Wait::Spin { at, plain: false });
     }

@@ -1,4 +1,5 @@
-//! Warps: shuffles, votes, exchanges and `sync_warp`, each a barrier of the lanes in a mask.
+//! Warps: shuffles, votes, exchanges and `sync_warp`, each a barrier of the lanes in a mask. A lane
+//! is one bit of a mask, and an index in arrays.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -20,6 +21,7 @@ pub(crate) enum Op {
     Sync,
     Shuffle(Shuffle),
     Ballot,
+    /// `mma`, `ldmatrix` or `stmatrix`: each lane reads the registers of all 32.
     Exchange,
 }
 
@@ -48,10 +50,12 @@ pub(crate) struct Lane {
 struct WarpBarrier {
     mask: u32,
     op: Op,
+    /// Where the first lane to arrive is, the cooperative call of which it is a part there, and its
+    /// number in the block.
     at: Site,
-    /// The cooperative call of which it is a part, by the first lane that has arrived.
     coop_call: Option<CoopCall>,
     first: u32,
+    /// The lanes that have arrived, and their operands.
     arrived: u32,
     lanes: [Lane; WARP as usize],
 }
@@ -63,12 +67,13 @@ pub(crate) struct Warp {
     /// Lanes that have not ended.
     live: Cell<u32>,
     barriers: RefCell<Vec<WarpBarrier>>,
-    /// The words of the last exchange, which lanes may still read, and those of the next one.
+    /// The words of the last complete exchange, which each lane reads before it takes part in the
+    /// next one, and the words that lanes have given to the next one.
     exchanged: Cell<Words>,
     words: Cell<Words>,
 }
 
-/// The values that the lanes of a warp exchange.
+/// The registers that each lane gives to an exchange: at most six, which `mma` needs.
 type Words = [[u32; 6]; WARP as usize];
 
 impl Warp {
@@ -91,15 +96,17 @@ impl Warp {
         stacks
     }
 
-    /// Prepares the warp for a block, with `lanes` lanes.
-    pub(crate) fn reset(&self, lanes: u32) {
-        self.live.set(u32::MAX >> (WARP - lanes.clamp(1, WARP)));
+    /// Prepares the warp for a block, whose first `threads` threads from here on are its lanes: at
+    /// most [`WARP`] of them, and at least one.
+    pub(crate) fn reset(&self, threads: u32) {
+        self.live.set(u32::MAX >> (WARP - threads.min(WARP)));
         self.barriers.borrow_mut().clear();
     }
 }
 
-/// Takes part in operation `op` of the lanes in `mask`: waits for the other lanes, except those
-/// that have exited or that a partial warp lacks, and returns the lane's result.
+/// Takes part in operation `op` of the lanes in `mask`: waits for the other lanes, and returns the
+/// lane's result. It does not wait for lanes that have exited or that a partial warp lacks; if the
+/// operation needs them, the thread fails.
 pub(crate) fn converge(
     thread: &Thread,
     mask: u32,
@@ -128,25 +135,22 @@ pub(crate) fn converge(
         barriers.push(WarpBarrier { mask, op, at, coop_call, first, arrived, lanes });
         barriers.len() - 1
     });
-    let barrier = &mut barriers[index];
-    let elsewhere = cfg!(debug_assertions) && op != Op::Sync && barrier.at != at;
-    if barrier.op != op || elsewhere {
-        let other = barrier.at;
-        drop(barriers);
+    let WarpBarrier { op: first_op, at: other, coop_call: first_call, first, .. } = barriers[index];
+    // A thread that fails below never returns, so it must not hold the borrow.
+    drop(barriers);
+    // Optimised builds may merge calls from different call sites. Lanes may call `sync_warp` at
+    // different places, as on a GPU.
+    let elsewhere = cfg!(debug_assertions) && op != Op::Sync && other != at;
+    if first_op != op || elsewhere {
         let (kernel, thread_id) = (thread.kernel(), thread.id());
         let what = op.name().to_owned();
         thread.fail(Error::Divergent { kernel, thread: thread_id, what, at, other });
     }
-    let other = (barrier.coop_call, barrier.first, barrier.at);
-    if let Some(what) = coop_call.and_then(|call| lacks_lanes(thread, mask, &call)) {
-        drop(barriers);
+    if let Some(what) = lacks_lanes(thread, mask, op, coop_call) {
         thread.misuse(at, what);
     }
-    if coop_call.is_some_and(|call| other.0.is_some_and(|other| call != other)) {
-        drop(barriers);
-        barrier::check_arguments(thread, coop_call, other, at);
-        barriers = warp.barriers.borrow_mut();
-    }
+    barrier::check_arguments(thread, coop_call, (first_call, first, other), at);
+    let mut barriers = warp.barriers.borrow_mut();
     let barrier = &mut barriers[index];
     barrier.arrived |= 1 << lane;
     barrier.lanes[lane as usize] = mine;
@@ -154,9 +158,7 @@ pub(crate) fn converge(
         let barrier = barriers.swap_remove(index);
         drop(barriers);
         finish(warp, &barrier, Some(thread));
-        if thread.gpus().random() {
-            thread.suspend(Wait::Ready);
-        }
+        thread.arrived_last();
     } else {
         drop(barriers);
         thread.suspend(Wait::Warp { mask, at, coop_call });
@@ -164,7 +166,8 @@ pub(crate) fn converge(
     thread.result.get()
 }
 
-/// Gives `words` to all lanes of the warp, and returns those of each.
+/// Gives `words` to all lanes of the warp, and returns those of each. Fails the thread if the warp
+/// lacks lanes, as PTX leaves the result undefined then.
 pub(crate) fn exchange(thread: &Thread, words: [u32; 6], at: Site) -> Words {
     let warp = thread.warp();
     warp.words.as_array_of_cells()[thread.lane() as usize].set(words);
@@ -172,21 +175,26 @@ pub(crate) fn exchange(thread: &Thread, words: [u32; 6], at: Site) -> Words {
     warp.exchanged.get()
 }
 
-/// Returns a report if a cooperative call of the thread's warp lacks lanes that have returned from
-/// the kernel. The last warp of a block may have fewer lanes.
-fn lacks_lanes(thread: &Thread, mask: u32, call: &CoopCall) -> Option<String> {
+/// Returns a report if an operation of the thread's warp lacks lanes: an exchange needs all 32, and
+/// a cooperative call those of its mask that have returned from the kernel, while the last warp of
+/// a block may have fewer lanes. Lanes that exit because the host aborts do not count as lacking.
+fn lacks_lanes(thread: &Thread, mask: u32, op: Op, call: Option<CoopCall>) -> Option<String> {
     let warp = thread.warp();
     if warp.live.get() & mask == mask {
         return None;
     }
+    let what = if op == Op::Exchange { op.name().to_owned() } else { call?.to_string() };
     let lanes = thread.block().size - thread.tid.get() / WARP * WARP;
+    if op == Op::Exchange && lanes < WARP {
+        return Some(format!(
+            "{what} is for {WARP} threads, but the block's last warp has {lanes}"
+        ));
+    }
     let threads = warp.threads.iter().enumerate().take(lanes as usize);
     let of_call = threads.filter(|(lane, _)| mask >> lane & 1 == 1).map(|(_, thread)| thread);
-    let has_returned =
-        |thread: &&Thread| matches!(thread.wait.get(), Wait::Done) && thread.returned.get();
-    let returned: Vec<u32> = of_call.filter(has_returned).map(|thread| thread.tid.get()).collect();
-    let count = mask.count_ones();
-    (!returned.is_empty()).then(|| barrier::lacks_threads(&call.to_string(), count, &returned))
+    let returned = of_call.filter(|thread| thread.returned.get());
+    let returned: Vec<u32> = returned.map(|thread| thread.tid.get()).collect();
+    (!returned.is_empty()).then(|| barrier::lacks_threads(&what, mask.count_ones(), &returned))
 }
 
 /// Sets the result of every lane of a complete operation, and wakes all but `except`.
@@ -257,7 +265,7 @@ pub(crate) fn thread_ended(thread: &Thread) {
         let barrier = barriers.swap_remove(i);
         drop(barriers);
         let block = thread.block();
-        let lacks = barrier.coop_call.and_then(|call| lacks_lanes(thread, barrier.mask, &call));
+        let lacks = lacks_lanes(thread, barrier.mask, barrier.op, barrier.coop_call);
         if let Some(what) = lacks {
             let (kernel, waits) = (thread.kernel(), block.thread(barrier.first).id());
             thread.gpus().fail(Error::Misuse { kernel, thread: waits, what, at: barrier.at });

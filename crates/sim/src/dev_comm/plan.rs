@@ -9,7 +9,8 @@ use crate::nccl::{BarrierSet, RESOURCE_UNIT, barrier_words};
 
 /// Upper bound on barriers, contexts, signals and counters.
 const MAX_COUNT: u32 = 1 << 20;
-/// Upper bound on a rank's resources, in bytes.
+/// Upper bound on a rank's resources, in bytes. In [`RESOURCE_UNIT`]s it fits in a handle, of 32
+/// bits.
 const MAX_BYTES: usize = 1 << 38;
 /// Default depth of a GIN queue, in operations.
 const QUEUE_DEPTH: u32 = 512;
@@ -71,10 +72,13 @@ pub(super) struct Plan {
 pub(super) struct GinPlan {
     /// Distance between connected ranks.
     pub(super) stride: u32,
+    /// The contexts, and the signals and counters of each. The products fit in 32 bits.
     pub(super) contexts: u32,
     pub(super) signals: u32,
     pub(super) counters: u32,
+    /// The depth of a queue, in operations.
     pub(super) depth: usize,
+    /// The buffer of the signals' shadows, those of context 0 first.
     pub(super) shadows: ResourceHandle,
     pub(super) barriers: Vec<BarrierSet>,
 }
@@ -207,13 +211,21 @@ impl Plan {
                 if contexts == 0 {
                     return refuse("a GIN connection without contexts");
                 }
-                let shadows = (contexts as usize).saturating_mul(allocator.signals as usize);
+                let (signals, counters) = (allocator.signals, allocator.counters);
+                // Kernels and the simulator number those of all contexts by 32 bits.
+                if contexts.checked_mul(signals.max(counters)).is_none() {
+                    return refuse(format!(
+                        "{contexts} GIN contexts with {signals} signals and {counters} counters \
+                        each"
+                    ));
+                }
+                let shadows = (contexts * signals) as usize;
                 let depth = config.gin_queue_depth;
                 Some(GinPlan {
                     stride,
                     contexts,
-                    signals: allocator.signals,
-                    counters: allocator.counters,
+                    signals,
+                    counters,
                     depth: if depth == 0 { QUEUE_DEPTH } else { depth } as usize,
                     shadows: allocator
                         .buffer(shadows.saturating_mul(size_of::<u64>()), RESOURCE_UNIT)?,

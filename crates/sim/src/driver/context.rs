@@ -90,8 +90,8 @@ pub(super) unsafe fn device_name(name: *mut c_char, len: c_int, device: CUdevice
     })
 }
 
-/// Returns the handle of a GPU's context. It encodes machine and GPU, so that a thread that is
-/// attached to no machine can make it current.
+/// Returns the handle of a GPU's context. It encodes machine (from bit 24 on) and GPU (bits 4 to
+/// 23, from 1), so that a thread that is attached to no machine can make it current.
 fn handle(machine: u64, gpu: usize) -> CUcontext {
     ((machine << 24) | ((gpu as u64 + 1) << 4)) as CUcontext
 }

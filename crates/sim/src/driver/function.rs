@@ -203,7 +203,8 @@ impl Attributes {
         all
     }
 
-    /// Returns the blocks per cluster in a launch of `body`. Clusters extend in x only.
+    /// Returns the blocks per cluster in a launch of `body`: at most 8, CUDA's portable limit.
+    /// Clusters extend in x only.
     fn cluster_for(&self, body: &HostBody) -> CudaResult<u32> {
         match (self.cluster, body.cluster()) {
             (None, fixed) => Ok(fixed),
@@ -301,7 +302,7 @@ impl Params {
         words.map(|&word| u64::from_ne_bytes(word) as usize)
     }
 
-    /// Returns the word at byte `offset` of parameter `index`.
+    /// Returns the word at byte `offset` of parameter `index`; 0 after the last parameter.
     fn word(&self, index: usize, offset: usize) -> usize {
         let bytes = self.bytes[self.starts[index]..].iter();
         let mut words = bytes.flat_map(|Aligned(bytes)| bytes.as_chunks().0);
@@ -404,6 +405,7 @@ impl StreamOp for Kernel {
     fn poll(&mut self, core: &Core) -> Poll<()> {
         self.start(core, None);
         let Some(grid) = self.started else { return Poll::Pending };
+        // `is_done` forgets a grid that has ended.
         let clock = core.gpus.clock_of(grid);
         if !core.gpus.is_done(grid) {
             return Poll::Pending;

@@ -10,6 +10,7 @@ use super::{CallContext, CudaError, CudaResult, call, call_until};
 use crate::arguments::Arguments;
 use crate::machine::core::Core;
 use crate::memory::{Allocation, GpuSet, Owner};
+use crate::race::OpAccess;
 
 /// The memory of a simulated GPU in bytes: that of an H200, regardless of the host's memory.
 pub(crate) const MEMORY: usize = 141 << 30;
@@ -161,7 +162,8 @@ pub(super) unsafe fn copy_to_device(
             // SAFETY: the program passes this many bytes; the target was checked; no kernel runs.
             unsafe { to.copy_from(from.cast(), bytes) };
             cx.core.gpus.progress();
-            cx.core.host_access("a copy to the device", cx.gpu()?, to.addr(), bytes, true)
+            let (name, gpu) = ("a copy to the device", cx.gpu()?);
+            cx.core.host_access(name, gpu, to.addr(), bytes, OpAccess::Write)
         })
     })
 }
@@ -182,7 +184,8 @@ pub(super) unsafe fn copy_to_host(
             let from = cx.device_memory(from, bytes)?;
             // SAFETY: the program passes host memory of this size, as CUDA requires.
             unsafe { to.cast::<u8>().copy_from(from, bytes) };
-            cx.core.host_access("a copy to the host", cx.gpu()?, from.addr(), bytes, false)
+            let (name, gpu) = ("a copy to the host", cx.gpu()?);
+            cx.core.host_access(name, gpu, from.addr(), bytes, OpAccess::Read)
         })
     })
 }
@@ -243,7 +246,7 @@ impl Store {
         let StoreKind::Copy { from, bytes } = self.kind else {
             return Ok(UnderWay { data: Vec::new(), polls });
         };
-        core.op_access("a copy", from as usize, bytes, false)?;
+        core.op_access("a copy", from as usize, bytes, OpAccess::Read)?;
         let mut data = Vec::with_capacity(bytes);
         // SAFETY: the source was just checked, and no kernel runs now; the vector has the capacity.
         unsafe {
@@ -264,10 +267,10 @@ impl Store {
         match self.kind {
             StoreKind::Fill { size, pitch, count, .. } if pitch != size => {
                 for index in 0..count {
-                    core.op_access(name, to.addr() + index * pitch, size, true)?;
+                    core.op_access(name, to.addr() + index * pitch, size, OpAccess::Write)?;
                 }
             }
-            _ => core.op_access(name, to.addr(), self.extent(), true)?,
+            _ => core.op_access(name, to.addr(), self.extent(), OpAccess::Write)?,
         }
         match self.kind {
             // SAFETY: the target was just checked, and no kernel runs now.

@@ -118,6 +118,7 @@ fn query(name: &'static str, body: impl Fn(&Simulation) -> CudaResult<()>) -> CU
     let answer = Client::with(|client| {
         let Shared { faults, simulation, .. } = &**client.shared();
         if faults.injects_into(name) {
+            // `call` injects the fault.
             return None;
         }
         let entry = faults.enter(name, client.gpu.get());

@@ -174,6 +174,7 @@ impl Stream {
         self.queue.borrow_mut().pop_front()
     }
 
+    /// Puts an operation back, unless a failure has cleared the queue.
     fn put_back(&self, core: &Core, op: Queued) {
         if core.check().is_ok() {
             self.queue.borrow_mut().push_front(op);

@@ -73,6 +73,7 @@ impl Launches {
             events.iter().for_each(|event| event.record(core, main));
             let operations = operations.into();
             is_busy |= !rank_comm.settings.blocking;
+            // The caller returns one code for all; this one is in progress for the next polls.
             let _ = rank_comm.code();
             core.enqueue(main, Box::new(Batch { rank_comm, operations, launched: None }));
             let done = Rc::<Event>::default();

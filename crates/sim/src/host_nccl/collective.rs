@@ -14,7 +14,7 @@ use super::reduce::{self, Input};
 use crate::arguments::Arguments;
 use crate::driver;
 use crate::machine::core::Core;
-use crate::race::Clock;
+use crate::race::{Clock, OpAccess};
 
 /// The kind of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,8 +191,8 @@ impl Comm {
         let mut known = Clock::default();
         for (rank, (own, pending)) in calls.iter().enumerate() {
             let (reads, writes) = own.bytes(rank, n);
-            core.access_by(&pending.race, own.send, reads, false)?;
-            core.access_by(&pending.race, own.recv, writes, true)?;
+            core.access_by(&pending.race, own.send, reads, OpAccess::Read)?;
+            core.access_by(&pending.race, own.recv, writes, OpAccess::Write)?;
             core.memory.races.join(&mut known, &pending.race.1);
         }
         calls.iter().for_each(|(_, pending)| drop(pending.learned.replace(known.clone())));

@@ -118,6 +118,7 @@ impl CollectiveArgs {
     }
 }
 
+/// Makes the arguments of a call. (`[$($op)?].first()` is `None` if there is no `$op`.)
 macro_rules! args {
     ($symbol:literal, $kind:ident, ($($op:ident)?) ($($root:ident)?), $($field:ident),*) => {
         CollectiveArgs {

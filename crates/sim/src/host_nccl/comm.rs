@@ -89,6 +89,7 @@ pub(super) enum Lifecycle {
     Revoked,
     /// The communicator can only be destroyed.
     Finalized,
+    /// The communicator has been destroyed, or its creation has failed.
     Ended,
 }
 
@@ -244,8 +245,8 @@ impl RankComm {
         Rc::strong_count(&self.queued) > 1
     }
 
-    /// Returns the return code of a completed call; `ncclInProgress` for a non-blocking
-    /// communicator.
+    /// Returns the return code of a completed call. For a non-blocking communicator it is
+    /// `ncclInProgress`, which the next few calls of `ncclCommGetAsyncError` return too.
     pub(super) fn code(&self) -> c_int {
         if self.settings.blocking {
             return SUCCESS;

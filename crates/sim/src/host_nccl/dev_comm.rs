@@ -25,6 +25,7 @@ pub(super) struct Creation {
     /// Each requested team, as seen by the rank.
     teams: Vec<Team>,
     out: *mut DevComm,
+    /// Where to write the buffer, first signal and first counter of each resource; may be NULL.
     out_resources: Vec<(*mut ResourceHandle, *mut u32, *mut u32)>,
     out_teams: Vec<*mut MultimemHandle>,
 }
@@ -54,6 +55,7 @@ pub(super) fn complete(core: &Core, tasks: &[(&Task, &Creation)]) -> NcclResult<
     }
     let first_rank = |team: usize, rank: usize| {
         let first = tasks[rank].1.teams[team].to_world(rank as i32, 0);
+        // `make` refuses such a rank, as it refuses a negative one.
         usize::try_from(first).unwrap_or(usize::MAX)
     };
     let state = make(&comm.ranks, &own.config, core.nccl.next_id(), first_rank);
@@ -298,8 +300,9 @@ pub(super) unsafe extern "C" fn ll_a2a_slots(max_elements: c_int, max_size: c_in
 }
 
 /// Returns the bytes of an LL all-to-all: a header and two banks of slots per block, 16 bytes each.
+/// `ncclDevCommCreate` refuses numbers that are too large.
 fn ll_a2a_bytes(blocks: usize, slots: usize) -> usize {
-    blocks * (1 + 2 * slots) * 16
+    blocks.saturating_mul(1 + 2 * slots).saturating_mul(16)
 }
 
 pub(super) unsafe extern "C" fn ll_a2a(

@@ -98,6 +98,7 @@ impl CallContext<'_> {
 fn begin(core: &Core, mut completion: GroupCompletion) -> CallProgress {
     completion.tasks.iter().for_each(|task| task.arrive(core));
     if !completion.tasks.iter().all(|task| task.is_blocking()) {
+        // Calls of non-blocking communicators go on without their caller.
         completion.code = IN_PROGRESS;
         completion.tasks.retain(|task| task.is_blocking());
     }

@@ -12,7 +12,7 @@ use super::collective::{at, check, data_type};
 use super::comm::{Comm, RankComm, SignalKey};
 use super::window::Window;
 use crate::machine::core::Core;
-use crate::race::Clock;
+use crate::race::{Clock, OpAccess};
 
 /// A copy to a peer, if `data` is set, and then a signal.
 #[derive(Clone)]
@@ -59,8 +59,8 @@ impl Comm {
                 return core.fail_with(error);
             }
             let accessed = core
-                .op_access("a put", *from, *bytes, false)
-                .and_then(|()| core.op_access("a put", to, *bytes, true));
+                .op_access("a put", *from, *bytes, OpAccess::Read)
+                .and_then(|()| core.op_access("a put", to, *bytes, OpAccess::Write));
             if accessed.is_err() {
                 return;
             }
@@ -77,7 +77,12 @@ impl Comm {
     pub(super) fn take_signals(&self, core: &Core, waits: &[SignalWait]) -> Option<Clock> {
         let mut signals = self.signals.borrow_mut();
         let arrived = |wait: &SignalWait| signals.get(&wait.signal).map_or(0, |state| state.count);
-        if waits.iter().any(|wait| arrived(wait) < wait.count) {
+        // A list may have several waits for one signal.
+        let needed = |wait: &SignalWait| -> u64 {
+            let alike = waits.iter().filter(|other| other.signal == wait.signal);
+            alike.map(|other| other.count).sum()
+        };
+        if waits.iter().any(|wait| arrived(wait) < needed(wait)) {
             return None;
         }
         let mut known = Clock::default();

@@ -38,6 +38,11 @@ pub(super) type Operators = RefCell<Vec<Option<(DataType, Scalar)>>>;
 /// NCCL: `ncclNumOps`.
 const FIRST_USER: c_int = 5;
 
+/// Returns the index in [`Operators`] of the operator with a number, unless it is too small.
+fn user_index(number: c_int) -> Option<usize> {
+    usize::try_from(number.checked_sub(FIRST_USER)?).ok()
+}
+
 impl Operator {
     /// Returns the operator with an `ncclRedOp_t` number, for elements of type `ty`.
     pub(super) fn of(rank_comm: &RankComm, number: c_int, ty: DataType) -> NcclResult<Self> {
@@ -48,7 +53,7 @@ impl Operator {
             3 => Self::Min,
             4 => Self::Avg,
             _ => {
-                let index = usize::try_from(number - FIRST_USER).ok();
+                let index = user_index(number);
                 let operators = rank_comm.operators.borrow();
                 let found = index.and_then(|index| *operators.get(index)?);
                 let (data_type, scalar) = found.ok_or_else(|| {
@@ -129,7 +134,7 @@ pub(super) unsafe extern "C" fn destroy(op: c_int, comm: RawComm) -> c_int {
     call("ncclRedOpDestroy", comm, |cx| {
         cx.note(|| op.to_string());
         let rank_comm = cx.rank_comm(comm)?;
-        let index = usize::try_from(op - FIRST_USER).ok();
+        let index = user_index(op);
         let mut operators = rank_comm.operators.borrow_mut();
         match index.and_then(|index| operators.get_mut(index)?.take()) {
             Some(_) => Ok(CallProgress::Done(SUCCESS)),

@@ -13,6 +13,7 @@ use super::call::{NcclError, call};
 use super::collective::{at, check, data_type};
 use super::comm::Comm;
 use crate::machine::core::Core;
+use crate::race::OpAccess;
 
 /// One rank's send or receive.
 #[derive(Clone, Copy, Debug)]
@@ -77,8 +78,8 @@ impl Comm {
         if let Err(error) = checked {
             return core.fail_with(error);
         }
-        let read = core.access_by(&sender.race, send.address, bytes, false);
-        let written = core.access_by(&receiver.race, recv.address, bytes, true);
+        let read = core.access_by(&sender.race, send.address, bytes, OpAccess::Read);
+        let written = core.access_by(&receiver.race, recv.address, bytes, OpAccess::Write);
         if read.and(written).is_err() {
             return;
         }

@@ -75,7 +75,8 @@ pub(super) unsafe extern "C" fn cu_device(comm: RawComm, device: *mut c_int) -> 
     })
 }
 
-/// Returns sizes that are all 0: the simulator allocates no NCCL buffers.
+/// Returns whether the communicator is suspended, or a size, which is 0: the simulator allocates no
+/// NCCL buffers.
 pub(super) unsafe extern "C" fn mem_stats(comm: RawComm, stat: c_int, value: *mut u64) -> c_int {
     const SUSPENDED: c_int = 1;
     call_ungrouped("ncclCommMemStats", comm, |cx| {

@@ -60,10 +60,12 @@ pub(super) enum TaskKind {
     DevComm(Creation),
 }
 
-/// The calls that have arrived, by rank, and the number of expected calls (0 if not known yet).
+/// A meeting of the ranks' calls.
 #[derive(Default)]
 pub(super) struct Rendezvous {
+    /// The number of calls; 0 until the first rank that joins or grows has passed it.
     expected: Cell<usize>,
+    /// The calls that have arrived, by rank.
     tasks: RefCell<LiteMap<usize, Rc<Task>>>,
 }
 
@@ -200,6 +202,7 @@ impl Task {
         let in_background = self.has_started.get() && !self.is_blocking();
         for rank_comm in self.rank_comms() {
             rank_comm.tasks.borrow_mut().retain(|task| !Rc::ptr_eq(task, self));
+            // The code is not used; the communicator is in progress for the next polls.
             let _ = rank_comm.code();
             if let (Err(why), true) = (&result, in_background) {
                 rank_comm.fail(why);

@@ -10,10 +10,10 @@
 //!
 //! # Safety
 //!
-//! A posted closure is neither `'static` nor `Send`. Its address is in [`Entry::call`] only while
-//! its client is blocked in [`Client::call`], which returns after the machine's thread has removed
-//! the address. Only the machine's thread runs the closure. So the closure outlives its use, and no
-//! two threads use it at the same time.
+//! A posted closure is neither `'static` nor `Send`. Its client is blocked in [`Client::call`]
+//! until the machine's thread has removed the closure's address from [`Entry::call`], or polls no
+//! more ([`Shared::end`]). Only the machine's thread runs the closure. So the closure outlives its
+//! use, and no two threads use it at the same time.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -68,7 +68,7 @@ pub(crate) struct Shared {
     changed: Condvar,
     /// Wakes the client that waits for the timeline.
     has_written: Condvar,
-    /// Number of notifications by threads.
+    /// Number of notifications by threads. Who acquires a count sees what was written before it.
     notifications: AtomicU64,
     /// Number of times that stream operations completed.
     completions: AtomicU64,
@@ -269,7 +269,7 @@ impl Shared {
         // The lock is still held: the machine's thread finds the notification with the removal.
         self.notify();
         drop(turns);
-        // The process may end after its last client.
+        // The process may end after its last client, so that one waits for the timeline.
         let mut turns = self.turns.lock();
         let is_pending = |turns: &mut Turns| turns.writes && !turns.ended;
         self.has_written.wait_while_for(&mut turns, is_pending, WRITING_TIME);

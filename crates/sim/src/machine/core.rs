@@ -20,7 +20,7 @@ use crate::error::{Error, Stall};
 use crate::gpus::{Gpus, Step};
 use crate::host_nccl;
 use crate::memory::{Allocation, Memory};
-use crate::race::{Clock, OpId, Races};
+use crate::race::{Clock, OpAccess, OpId, Races};
 use crate::simulation::Simulation;
 
 /// The result of running the GPUs once.
@@ -220,10 +220,10 @@ impl Core {
         name: &'static str,
         address: usize,
         bytes: usize,
-        writes: bool,
+        access: OpAccess,
     ) -> CudaResult<()> {
         let op = self.memory.races.current(name);
-        self.access_by(&op, address, bytes, writes)
+        self.access_by(&op, address, bytes, access)
     }
 
     /// Checks an access of a call that completes at once.
@@ -233,9 +233,9 @@ impl Core {
         gpu: usize,
         address: usize,
         bytes: usize,
-        writes: bool,
+        access: OpAccess,
     ) -> CudaResult<()> {
-        self.memory.races.host_op(gpu, || self.op_access(name, address, bytes, writes))
+        self.memory.races.host_op(gpu, || self.op_access(name, address, bytes, access))
     }
 
     /// Checks an access of an operation.
@@ -244,10 +244,10 @@ impl Core {
         op: &(OpId, Clock),
         address: usize,
         bytes: usize,
-        writes: bool,
+        access: OpAccess,
     ) -> CudaResult<()> {
         let races = &self.memory.races;
-        races.op_access(&self.memory, op, address, bytes, writes).map_err(|error| {
+        races.op_access(&self.memory, op, address, bytes, access).map_err(|error| {
             let failure = CudaError::new(CUresult::CUDA_ERROR_LAUNCH_FAILED, error.to_string());
             self.fail(error);
             failure

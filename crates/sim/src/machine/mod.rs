@@ -215,6 +215,7 @@ impl Machine {
                 if has_happened(core, gpu) || deadline.is_some_and(|end| core.clock() >= end) {
                     return Poll::Ready(Ok(()));
                 }
+                // With a deadline there is no deadlock: the clock advances to it.
                 if let Some(end) = deadline {
                     core.wake_at(end);
                     return Poll::Pending;

@@ -53,10 +53,17 @@ impl Mapping {
         Ok((mapping, open))
     }
 
-    /// Makes `len` bytes from `offset` accessible (`open`) or inaccessible. Both are multiples of
-    /// the page size.
-    pub(crate) fn protect(&self, offset: usize, len: usize, open: bool) -> io::Result<()> {
-        let rights = if open { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
+    /// Makes `len` bytes from `offset` accessible. Both are multiples of the page size.
+    pub(crate) fn open(&self, offset: usize, len: usize) -> io::Result<()> {
+        self.protect(offset, len, libc::PROT_READ | libc::PROT_WRITE)
+    }
+
+    /// Makes `len` bytes from `offset` inaccessible. Both are multiples of the page size.
+    pub(crate) fn close(&self, offset: usize, len: usize) -> io::Result<()> {
+        self.protect(offset, len, libc::PROT_NONE)
+    }
+
+    fn protect(&self, offset: usize, len: usize, rights: libc::c_int) -> io::Result<()> {
         assert!(offset <= self.len && len <= self.len - offset, "the pages lie in the mapping");
         // SAFETY: the range lies in this mapping, to which no reference exists.
         if unsafe { libc::mprotect(self.base.add(offset).cast(), len, rights) } != 0 {

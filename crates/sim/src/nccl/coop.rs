@@ -31,8 +31,15 @@ static COOP: u8 = 0;
 #[derive(Clone, Copy)]
 pub(super) enum Coop {
     Thread,
-    Lanes { mask: u32 },
-    Span { first: u32, warps: u32, id: u32 },
+    Lanes {
+        mask: u32,
+    },
+    /// `warps` warps from warp `first` on, which synchronise at barrier `1 + id` of the block.
+    Span {
+        first: u32,
+        warps: u32,
+        id: u32,
+    },
     Cta,
 }
 

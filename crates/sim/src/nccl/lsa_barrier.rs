@@ -57,8 +57,9 @@ unsafe fn gpus_of<'a>(comm: *const DevComm) -> &'a Rc<[u32]> {
     &unsafe { view((*comm).resource_window) }.gpus
 }
 
-/// Returns the number of 32-bit words of `n` barriers for a team of `ranks`. A barrier has an epoch
-/// and an inbox for multimem, an epoch without multimem, and an inbox per rank.
+/// Returns the number of 32-bit words of `n` barriers for a team of `ranks`: first the epoch for
+/// multimem of each barrier, then the epoch without multimem of each, then the inbox for multimem
+/// of each, and last an inbox per rank of each.
 pub(crate) fn barrier_words(n: usize, ranks: usize) -> usize {
     3 * n + n * ranks
 }
@@ -179,6 +180,7 @@ impl Session {
                     seen: 0,
                 };
                 waits::until(thread, until, acquire_half(order), what, None, at);
+                // The other threads' epochs are not used: the first thread also closes.
                 self.epoch = target;
             }
             return coop.sync(thread, Some(self.call()), at);
@@ -257,7 +259,7 @@ pub(super) fn acquire_half(order: i32) -> Order {
     }
 }
 
-/// Returns whether a C++ memory order is release or stronger.
+/// Returns whether a C++ memory order is release or stronger: release, acq_rel or seq_cst.
 pub(super) fn releases(order: i32) -> bool {
     matches!(order, 3..=5)
 }

@@ -16,7 +16,8 @@ pub(super) fn group_of(engine: Engine) -> Option<usize> {
     }
 }
 
-// Numbers of the agents that are not threads.
+// The first numbers of the agents that are not threads: 1024 per kind, since a block has at most
+// 1024 threads. The `mbarrier`s of a block beyond 1024 share the last number.
 const BARRIERS: u16 = 1024;
 const BULK_READS: u16 = 2048;
 const BULK_WRITES: u16 = 3072;
@@ -94,7 +95,8 @@ impl Barrier {
 
 impl Races {
     /// Returns the agent that performs the thread's next access, its time, and whether it uses the
-    /// asynchronous proxy.
+    /// asynchronous proxy. The time of an asynchronous access is the number, from 1, of the group
+    /// or of the `mbarrier`'s phase that it ends with.
     pub(super) fn performer(&self, thread: &ThreadClock, writes: bool) -> (Agent, u32, bool) {
         match thread.engine {
             Engine::Thread => (thread.here.agent, thread.time, false),

@@ -21,7 +21,7 @@ use cuda_std::arch::Space;
 pub(crate) struct OpId(pub(super) u32);
 
 impl OpId {
-    /// Returns its index among all operations.
+    /// Returns its index among all operations; for none, an index that no operation has.
     pub(super) fn index(self) -> usize {
         (self.0 as usize).wrapping_sub(1)
     }
@@ -125,6 +125,7 @@ impl Places {
     }
 
     pub(super) fn of(&self, op: OpId) -> (Chain, u32) {
+        // No operation: a place that no clock has.
         self.ops.borrow().get(op.index()).copied().unwrap_or((Chain(u32::MAX), u32::MAX))
     }
 
@@ -293,6 +294,8 @@ const CACHED: usize = 256;
 /// Joins clocks, with a cache of results: the threads of a block often join the same two.
 pub(super) struct Joins {
     pub(super) places: Places,
+    /// Two views and their union. The cache owns them, so that no other view gets their addresses,
+    /// and none of them is changed in place (`Rc::make_mut`).
     cache: RefCell<Vec<Option<[Rc<View>; 3]>>>,
 }
 
@@ -303,11 +306,13 @@ impl Default for Joins {
 }
 
 impl Joins {
+    /// Replaces `a` by the union of both.
     fn views(&self, a: &mut Rc<View>, b: &Rc<View>) {
         if Rc::ptr_eq(a, b) {
             return;
         }
         let hash = (Rc::as_ptr(a).addr() >> 4).wrapping_mul(31) ^ Rc::as_ptr(b).addr() >> 4;
+        // The highest 8 of 64 bits are an index below `CACHED`.
         let at = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as usize) >> 56;
         let mut cache = self.cache.borrow_mut();
         if let Some([x, y, joined]) = &cache[at]
@@ -349,8 +354,8 @@ impl Joins {
         self.views(&mut clock.passed, &other.seen);
     }
 
-    /// Adds that the operations of a chain up to `number` have ended. It adds this to all parts,
-    /// since the end of an operation orders its writes before accesses of all kinds.
+    /// Adds that the operations of a chain up to `number` have ended: to `seen` and to both of
+    /// `fenced`, since the end of an operation orders its writes before accesses of all kinds.
     pub(super) fn end(&self, clock: &mut Clock, chain: Chain, number: u32) {
         for view in std::iter::once(&mut clock.seen).chain(&mut clock.fenced) {
             if view.chain(chain) < number {
@@ -385,7 +390,7 @@ impl Clock {
         self.passed.covers(agent, time, places) || self.seen.covers(agent, time, places)
     }
 
-    /// Returns whether both are the same object.
+    /// Returns whether both are clones of one release's clock: each has a `seen` of its own.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         Rc::ptr_eq(&self.seen, &other.seen)
     }

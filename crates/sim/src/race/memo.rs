@@ -16,7 +16,7 @@ const KEPT: usize = 8;
 #[derive(Default)]
 pub(super) struct Memo([Cell<Pair>; KEPT]);
 
-/// The agents of both accesses, and all else that the answer depends on.
+/// The agents of both accesses, and all else that the answer depends on. Zeros are no pair.
 type Pair = (u64, u64, u64);
 
 impl Memo {

@@ -44,7 +44,7 @@ pub(crate) use self::host::HostEvent;
 use self::host::Hosts;
 use self::memo::Memo;
 use self::ops::{EndedChains, OpInfo};
-pub(crate) use self::ops::{GridClock, Run, Sequence, Transfer};
+pub(crate) use self::ops::{GridClock, OpAccess, Run, Sequence, Transfer};
 pub use self::report::{Race, RaceAccess};
 use self::shadow::{Kind, NO_STAMP, NumberMap, PAGE, Shadow, Sites, Stamp, Word};
 use self::sync::{AtomicWord, Position, includes, releases};
@@ -61,14 +61,16 @@ pub(crate) struct Races {
     joins: Joins,
     shadow: Shadow,
     sites: Sites,
+    /// The operations, by [`OpId::index`].
     ops: RefCell<Vec<OpInfo>>,
+    /// The number of chains so far, and those that a later sequence may continue.
     chains: Cell<u32>,
     ended: EndedChains,
-    /// Atomic words by address.
+    /// Atomic words by canonical address.
     words: RefCell<NumberMap<AtomicWord>>,
     /// The releases of sequentially consistent fences.
     fences: RefCell<AtomicWord>,
-    /// `mbarrier`s by address.
+    /// Initialised `mbarrier`s by address.
     barriers: RefCell<NumberMap<Barrier>>,
     hosts: Hosts,
     /// The stream operation that runs now.
@@ -130,11 +132,13 @@ impl Races {
     /// Does the same as [`is_ordered`](Self::is_ordered), for accesses by different agents.
     fn is_known(&self, before: Stamp, kind: Kind, who: &Accessor<'_>) -> bool {
         let (agent, time, earlier) = (before.agent(), before.time(), before.kind());
+        // Nothing later disturbs a read, or an access of an asynchronous agent, that has ended.
         if (!earlier.writes || agent.number >= clock::THREADS)
             && who.clock.has_passed(agent, time, &self.joins.places)
         {
             return true;
         }
+        // The asynchronous proxy sees an ordinary write only after a `fence.proxy.async`.
         if kind.is_async && earlier.writes && !earlier.is_async {
             return who.clock.fenced[who.space as usize].covers(agent, time, &self.joins.places);
         }
@@ -283,6 +287,7 @@ impl Races {
         let covers = |read: &Stamp| read.bytes() & !now.bytes() == 0;
         let is_own = |read: &Stamp| read.is_none() || (read.is_same_agent(now) && covers(read));
         let is_before = |read: &Stamp| covers(read) && self.is_ordered(*read, now, who);
+        // What is ordered after this read is ordered after the one that it replaces.
         let found = reads.iter().position(is_own).or_else(|| reads.iter().position(is_before));
         let at = found.unwrap_or_else(|| {
             let turn = self.turn.get().wrapping_add(1);
@@ -326,6 +331,7 @@ impl Races {
         let kind = Kind { writes, scope: strong.map(|(_, scope)| scope), is_async };
         let stamp = Stamp::new(agent, time, self.sites.number(at), kind);
         let me = thread.here.agent;
+        // The writer of an atomic access's first word stands for the writers of all its words.
         let written = match strong {
             Some(_) => self.shadow.word(address, memory).get().write,
             None => NO_STAMP,

@@ -45,10 +45,21 @@ pub(crate) enum Transfer {
 /// A sequence of operations that end in order, such as a stream, and the clock of its end.
 pub(crate) struct Sequence {
     chain: Chain,
+    /// The number of the last operation that has started.
     last: Cell<u32>,
     pub(crate) clock: RefCell<Clock>,
     /// The list that gets the chain when the sequence is dropped, if another one may continue it.
     ended: Option<EndedChains>,
+}
+
+/// The time of all accesses of an operation that is not a kernel.
+const OP_TIME: u32 = 1;
+
+/// An access of an operation that is not a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OpAccess {
+    Read,
+    Write,
 }
 
 /// The chains of sequences that have been dropped, with the number of the last operation.
@@ -192,14 +203,14 @@ impl Races {
         (op, clock): &(OpId, Clock),
         address: usize,
         bytes: usize,
-        writes: bool,
+        access: OpAccess,
     ) -> Result<(), Error> {
         if !self.on {
             return Ok(());
         }
-        let agent = Agent::of_op(*op);
+        let (agent, writes) = (Agent::of_op(*op), access == OpAccess::Write);
         let kind = Kind { writes, scope: None, is_async: false };
-        let stamp = Stamp::new(agent, 1, Default::default(), kind);
+        let stamp = Stamp::new(agent, OP_TIME, Default::default(), kind);
         let who = Accessor { clock, own: agent, all: 0, space: Space::Global, memo: None };
         let touched = self.touch_range(memory, address, bytes, stamp, &who);
         touched.map_err(|found| {
@@ -246,7 +257,8 @@ impl Races {
         self.new_op(sequence.chain, number as u32 + 1, info)
     }
 
-    /// Returns what is known after transfer `number` of a sequence and all before it.
+    /// Returns what is known after transfer `number` of a sequence and all before it; `u64::MAX`
+    /// stands for none.
     pub(crate) fn after(&self, clock: &Clock, sequence: &Sequence, number: u64) -> Clock {
         let mut clock = clock.clone();
         self.joins.end(&mut clock, sequence.chain, (number as u32).wrapping_add(1));
@@ -256,7 +268,7 @@ impl Races {
     /// Returns what is known after a transfer.
     pub(crate) fn after_op(&self, clock: &Clock, op: OpId) -> Clock {
         let mut clock = clock.clone();
-        clock.add(Agent::of_op(op), 1, &self.joins.places);
+        clock.add(Agent::of_op(op), OP_TIME, &self.joins.places);
         clock
     }
 
@@ -393,7 +405,7 @@ impl Races {
         let (op, mut start) = self.current(kernel);
         // The start of a kernel orders all that is known before accesses of all kinds, by all.
         start.fence_all();
-        // The operations that it knows have ended, so `passed` names them by chains, not by blocks.
+        // All that it knows has ended. `seen` names it by chains, so `passed` needs no blocks.
         let known = start.clone();
         self.joins.pass(&mut start, &known);
         if let Some(info) = self.ops.borrow_mut().get_mut(op.index()) {

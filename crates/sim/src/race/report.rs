@@ -15,7 +15,7 @@ pub struct RaceAccess {
     pub rank: usize,
     /// The thread; `None` for an operation that is not a kernel.
     pub thread: Option<ThreadId>,
-    /// The kind of access, such as "stores" or "loads by TMA".
+    /// The kind of access, such as "stores" or "loads by a bulk copy".
     pub what: String,
     /// The scope of an atomic or ordered access.
     pub scope: Option<Scope>,
@@ -44,7 +44,7 @@ pub struct Race {
     pub access: RaceAccess,
     /// The access that was made earlier.
     pub other: RaceAccess,
-    /// The memory, such as "byte 8 of rank 0's part of window #3".
+    /// The memory, such as "element 2 of `out` (window id 3, rank 0's part)".
     pub memory: String,
     /// What the program needs to order them.
     pub remedy: String,

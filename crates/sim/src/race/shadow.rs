@@ -26,8 +26,10 @@ pub(super) struct Kind {
     pub(super) is_async: bool,
 }
 
-/// An access to a word, packed into 16 bytes: operation 31, block 20, agent 13 bits; time 32,
-/// site 16, the bytes of the word 4, initialised bytes 4, kind 5 bits.
+/// An access to a word, packed into 16 bytes. From the highest bit on, the first number has the
+/// operation (31 bits; from 1, so that 0 is no access), the block (20) and the agent (13). The
+/// second one has the time (32 bits), the site (16), nothing (4), the bytes of the word (4), its
+/// initialised bytes (4) and the kind (4).
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Stamp(u64, u64);
 
@@ -40,6 +42,7 @@ const AGENT_BITS: u32 = 13;
 impl Stamp {
     #[inline]
     pub(super) fn new(agent: Agent, time: u32, site: SiteId, kind: Kind) -> Self {
+        // Blocks that are 2^20 apart share a number: races between them are not found.
         let block = u64::from(agent.block) & ((1 << BLOCK_BITS) - 1);
         let scope = match kind.scope {
             None => 0,
@@ -172,6 +175,7 @@ pub(super) fn remove_range<V>(map: &mut NumberMap<V>, range: Range<usize>, step:
     }
 }
 
+/// The number of entries in the cache of pages is 2 to the power of this.
 const CACHE_BITS: u32 = 12;
 
 /// All shadow memory, by the address of the memory. Its pages are reused, but never freed.
@@ -284,7 +288,7 @@ impl Shadow {
     }
 }
 
-/// Identifies a call site.
+/// Identifies a call site; 0 is none.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct SiteId(u16);
 

@@ -99,6 +99,7 @@ impl Races {
         }
     }
 
+    /// Records that a thread reads a word atomically.
     pub(super) fn read_word(
         &self,
         thread: &mut ThreadClock,
@@ -137,6 +138,7 @@ impl Races {
         }
     }
 
+    /// Records that a thread writes a word atomically: which releases the word carries from now on.
     pub(super) fn write_word(
         &self,
         thread: &mut ThreadClock,
@@ -194,6 +196,7 @@ impl Races {
             if scope == Scope::Sys {
                 self.joins.make_visible(&mut thread.clock, &clock);
             }
+            // An earlier fence is superseded, unless its scope is wider.
             thread.released.retain(|(other, _)| narrower(*other, scope) != *other);
             thread.released.push((scope, clock));
             thread.time += 1;
@@ -230,6 +233,7 @@ impl Races {
                 joined.add_all(thread.borrow().here.agent, last);
             }
         }
+        // The threads go on with equal times, so that one time stands for a block's.
         for thread in threads() {
             let mut thread = thread.borrow_mut();
             thread.all = joined.seen.all(thread.here.agent);
@@ -259,6 +263,7 @@ impl Races {
             self.joins.pass(&mut all, clock);
         }
         if is_known {
+            // The threads have met with the same clocks before.
             return;
         }
         for thread in threads() {

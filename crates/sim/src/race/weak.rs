@@ -20,7 +20,8 @@ const KEPT: usize = 4;
 /// The number of loads that may see an old value; later loads see a later value, since stores
 /// arrive. Each line of a thread sees it once: a poll that saw it twice would only take longer.
 const LOADS: usize = 64;
-/// The number of accesses that have seen a later value, which an old value remembers.
+/// The number of accesses that have seen a later value, which an old value remembers. No load sees
+/// an old value that could remember no more of them.
 const SEEN: usize = 8;
 
 /// A value that an atomic store has replaced.

@@ -23,7 +23,7 @@ const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
 const MAX_BLOCK_THREADS: u64 = 1024;
 /// Maximum blocks of a grid in each dimension.
 const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
-/// Maximum number of concurrent threads: each needs at least 4 KiB of stack.
+/// Maximum number of concurrent threads: each needs at least four pages of stack.
 const MAX_THREADS: usize = 1 << 22;
 
 /// Resources of a multiprocessor: the free ones, or those that a block needs.
@@ -39,7 +39,8 @@ impl SmResources {
     /// All resources of a Hopper multiprocessor.
     const WHOLE: Self = Self { threads: 2048, blocks: 32, shared: 228 << 10 };
 
-    /// Returns what a block needs: whole warps, and 1 KiB of shared memory more than its own.
+    /// Returns what a block needs: whole warps, its dynamic shared memory, and the 1 KiB that CUDA
+    /// reserves. (Its static shared memory is not known before it runs.)
     fn of_block(threads: u32, dynamic_shared: usize) -> Self {
         let threads = threads.max(1).next_multiple_of(WARP);
         Self { threads, blocks: 1, shared: dynamic_shared + (1 << 10) }
@@ -79,6 +80,7 @@ impl Gpu {
     /// Assigns a block to one of `all` multiprocessors, round robin like a GPU, and returns the
     /// multiprocessor's index.
     fn place(&mut self, all: u32, block: SmResources) -> Option<usize> {
+        // An unused multiprocessor holds any block that `check` accepts.
         if self.free.len() < all as usize {
             self.free.push(SmResources::WHOLE);
             self.next = self.free.len() - 1;
@@ -93,6 +95,7 @@ impl Gpu {
     /// Assigns `n` blocks, if all fit.
     fn place_all(&mut self, all: u32, block: SmResources, n: u32) -> Option<Vec<usize>> {
         let fit = self.holds(all, block) >= n;
+        // Then each of them finds a place.
         fit.then(|| (0..n).filter_map(|_| self.place(all, block)).collect())
     }
 
@@ -247,6 +250,7 @@ impl Scheduler {
                 let n = grid.launch.cluster;
                 let residency = SmResources::of_block(grid.threads(), grid.launch.dynamic_shared);
                 let gpu = &mut self.gpus[gpu];
+                // All blocks of a cooperative grid start in this loop, or none does.
                 let must_fit = grid.launch.cooperative && next == 0;
                 if must_fit && gpu.holds(all, residency) < grid.blocks {
                     break;
@@ -332,8 +336,9 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Returns a warp with `lanes` lanes, of an ended block if possible.
-    fn warp(&mut self, lanes: u32) -> Result<Box<Warp>> {
+    /// Returns a warp for the first of `threads` threads of a block, that of an ended block if
+    /// possible.
+    fn warp(&mut self, threads: u32) -> Result<Box<Warp>> {
         let warp = match self.warps.pop() {
             Some(warp) => warp,
             None => Warp::new(self.settings.stack_size).map_err(|source| Error::Stacks {
@@ -342,12 +347,14 @@ impl Scheduler {
                 source,
             })?,
         };
-        warp.reset(lanes);
+        warp.reset(threads);
         Ok(warp)
     }
 
     /// Frees the resources of a block whose last thread has ended.
     pub(super) fn end_block(&mut self, gpus: &Gpus, slot: usize) {
+        // No other reference is left: a cluster has weak ones, and those made of them are dropped
+        // before threads run.
         let Some(Ok(block)) = self.blocks[slot].take().map(Rc::try_unwrap) else { return };
         if gpus.timeline.is_on() {
             gpus.timeline.extend(block.spans(gpus.timeline.now()));

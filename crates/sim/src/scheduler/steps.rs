@@ -55,7 +55,7 @@ struct State {
 /// The threads that can run.
 enum Ready {
     Pct(Pct),
-    /// The choices, in no order, and the preemptions that are left.
+    /// The threads of which one is chosen next, in no order, and the preemptions that are left.
     List {
         threads: Vec<ThreadAt>,
         preemptions: u32,
@@ -146,6 +146,7 @@ impl Steps {
 
 impl Pct {
     fn new(depth: u32, steps: u64, chooser: &mut Chooser) -> Self {
+        // The order of a PCT schedule is always random.
         let mut random = |n: u64| chooser.random().map_or(0, |rng| rng.u64(..n));
         let changes = (1..depth).map(|priority| (random(steps), priority.into())).collect();
         let (threads, priorities) = (BinaryHeap::new(), Vec::new());
@@ -290,6 +291,8 @@ impl Scheduler {
             threads.retain(|at| *at != last);
             return Some(Next::Thread(last));
         }
+        // The thread that ran last comes first, and the others in an order without slots, which may
+        // differ between runs with the same choices so far.
         threads.sort_by_cached_key(|at| {
             let block = self.blocks[at.slot as usize].as_ref();
             let key = block.map(|block| (block.gpu, block.grid.id, block.index, at.tid));
@@ -329,7 +332,8 @@ impl Scheduler {
         let in_vain = polled && state.polls_in_vain(changes) >= POLLS;
         state.steps = state.steps.wrapping_add(1);
         let tired = state.steps.is_multiple_of(TIRING_STEPS);
-        // The schedule has no first steps, and another thread may take the place of an ended one.
+        // A first step is not a choice, so its thread is not the one that ran last. Nor is a thread
+        // that has ended, whose slot and number another one may get.
         if !begins {
             let ended = matches!(thread.wait.get(), Wait::Done);
             (steps.last, steps.polled) = ((!ended).then_some(at), polled);

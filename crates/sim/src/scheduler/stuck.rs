@@ -1,7 +1,7 @@
 //! Handles passes in which threads only wait: delivers network operations, expires timeouts and
 //! detects deadlocks.
 
-use super::{PassStats, Scheduler};
+use super::{POLLS_PER_THREAD, PassStats, Scheduler};
 use crate::error::Result;
 use crate::gpus::{Gpus, Step};
 use crate::thread::{Thread, Wait};
@@ -13,7 +13,7 @@ const MAX_IDLE_PASSES: u32 = 3;
 const IDLE_TIMEOUT: u64 = 1 << 12;
 
 impl Scheduler {
-    /// Lets the network make, with a seed, 0 to 3 random steps.
+    /// Lets the network make 0 to 3 random steps, if the order is random.
     pub(super) fn deliver_at_random(&mut self, gpus: &Gpus) -> Result<()> {
         if self.chooser.random().is_some() && !gpus.network.is_idle() {
             for _ in 0..self.choose(4) {
@@ -44,7 +44,8 @@ impl Scheduler {
         }
     }
 
-    /// Lets asynchronous copies of kernels make progress, in one of four calls.
+    /// Lets asynchronous copies of kernels make progress, in about one of four calls. (Copies are
+    /// under way only if the order is random.)
     pub(super) fn step_copies(&mut self, gpus: &Gpus) {
         if !gpus.copies.is_idle() && self.choose(4) == 0 {
             gpus.copies.step(&gpus.memory, |n| self.chooser.choose(n));
@@ -69,7 +70,8 @@ impl Scheduler {
             self.idle_passes = 0;
             // A spinning thread may stop after some iterations: a timeout is still possible, a
             // deadlock report is not.
-            let long = gpus.idle.get() > IDLE_TIMEOUT.max(64 * self.live as u64);
+            let least = IDLE_TIMEOUT.max(POLLS_PER_THREAD * self.live as u64);
+            let long = gpus.idle.get() > least;
             return if long { Step::Spinning } else { Step::Progress };
         }
         if self.idle_passes == 0 {

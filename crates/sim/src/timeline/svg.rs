@@ -4,7 +4,8 @@ use std::fmt::{self, Write};
 
 use super::{Message, Record, Row, Span};
 
-/// Sizes in pixels.
+/// Sizes in pixels: the width of the rows' names and that of all bars, the height of a row and that
+/// of its bar, and the height of the title.
 const LABELS: f64 = 200.0;
 const BARS: f64 = 760.0;
 const ROW: f64 = 22.0;

@@ -79,8 +79,8 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut
     if leave_kernel(context, move || faulted(address)) {
         return;
     }
-    let which = FAULTS.iter().position(|s| *s == signal).unwrap_or(0);
-    if let Some(before) = BEFORE.get() {
+    let which = FAULTS.iter().position(|s| *s == signal);
+    if let (Some(before), Some(which)) = (BEFORE.get(), which) {
         // SAFETY: the system has returned this action. When this handler returns, the access faults
         // again, and the previous handler runs.
         unsafe { libc::sigaction(signal, &before[which], std::ptr::null_mut()) };

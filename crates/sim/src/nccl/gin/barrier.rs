@@ -101,6 +101,7 @@ impl Session {
         // rank also signals itself.
         let signals = if fence & FENCE_PUT != 0 { ranks } else { ranks - 1 };
         let contexts = if self.all_contexts { call.gin.contexts } else { 1 };
+        // The pairs of a context and a peer that this thread handles.
         let share = || (rank..contexts * signals).step_by(size.max(1) as usize);
         let pair = |i: u32| {
             let (context, step) = (i / signals, i % signals);

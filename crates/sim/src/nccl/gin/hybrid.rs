@@ -66,6 +66,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn sync(
         let comm = &*session.lsa.comm;
         (session, comm)
     };
+    // Only with a RAIL connection is the stride the size of the LSA team.
     if fence & barrier::FENCE_PUT != 0 && comm.gin_context_stride != comm.lsa_size as u32 {
         let does = match comm.gin_context_stride {
             1 => "does nothing here",

@@ -28,7 +28,7 @@ use crate::arguments::Arguments;
 use crate::error::{Error, Result, Site, ThreadId};
 use crate::gpus::GridId;
 use crate::memory::Memory;
-use crate::race::{self, Clock, OpId, Races, Sequence};
+use crate::race::{self, Clock, OpAccess, OpId, Races, Sequence};
 use crate::thread::Grid;
 use crate::timeline::{Message, Row, Timeline};
 
@@ -140,7 +140,7 @@ impl Queue {
             Transfer::Put { from, bytes, .. } => {
                 flight.operation.by.check(memory, from.addr(), bytes)?;
                 let op = flight.part_of(&self.reads, memory);
-                flight.access(memory, op, from.addr(), bytes, false)?;
+                flight.access(memory, op, from.addr(), bytes, OpAccess::Read)?;
                 flight.payload.reserve_exact(bytes);
                 // SAFETY: the module's contract; the vector has the capacity.
                 unsafe {
@@ -176,15 +176,15 @@ impl Queue {
         match operation.transfer {
             Transfer::Put { to, .. } | Transfer::Value { to, .. } => {
                 by.check(memory, to.addr(), payload.len())?;
-                flight.access(memory, op, to.addr(), payload.len(), true)?;
+                flight.access(memory, op, to.addr(), payload.len(), OpAccess::Write)?;
                 // SAFETY: the module's contract; `to` has space for the payload.
                 unsafe { to.copy_from_nonoverlapping(payload.as_ptr(), payload.len()) };
             }
             Transfer::Get { from, to, bytes } => {
                 by.check(memory, from.addr(), bytes)?;
                 by.check(memory, to.addr(), bytes)?;
-                flight.access(memory, op, from.addr(), bytes, false)?;
-                flight.access(memory, op, to.addr(), bytes, true)?;
+                flight.access(memory, op, from.addr(), bytes, OpAccess::Read)?;
+                flight.access(memory, op, to.addr(), bytes, OpAccess::Write)?;
                 // SAFETY: the module's contract; source and target may overlap.
                 unsafe { to.copy_from(from, bytes) };
             }
@@ -200,6 +200,7 @@ impl Queue {
             let known = match strong {
                 true => races.after(&operation.known, sequence, *number),
                 false => {
+                    // Number 0 minus 1 stands for no operation.
                     let flushed = races.after(&operation.known, sequence, flushed.wrapping_sub(1));
                     races.after_op(&flushed, op)
                 }
@@ -209,8 +210,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Returns the indices of the sent operations that may be delivered now: the first one, and the
-    /// first one with a signal if that signal is weak.
+    /// Returns the indices of the sent operations, of which there is one, that may be delivered
+    /// now: the first one, and the first one with a signal if that signal is weak.
     fn deliverable(&self) -> Vec<usize> {
         let unsignaled = self.sent.iter().take_while(|f| f.operation.signal.is_none()).count();
         let overtakes = self.sent.get(unsignaled).is_some_and(|flight| {
@@ -266,10 +267,10 @@ impl InFlight {
         op: OpId,
         address: usize,
         bytes: usize,
-        writes: bool,
+        access: OpAccess,
     ) -> Result<()> {
         let by = (op, self.operation.known.clone());
-        memory.races.op_access(memory, &by, address, bytes, writes)
+        memory.races.op_access(memory, &by, address, bytes, access)
     }
 }
 

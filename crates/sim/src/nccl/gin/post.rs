@@ -162,6 +162,7 @@ impl Call<'_> {
         if self.gpus.removes(self.at) {
             return;
         }
+        // A thread may be preempted here as before an access.
         if self.gpus.settings.preempt {
             self.thread.suspend(Wait::Ready);
         }

@@ -64,7 +64,7 @@ impl Call<'_> {
     }
 
     /// Waits for this context's operations to the peers that thread `rank` of `size` threads
-    /// handles.
+    /// handles; with `gets`, also until the data of gets has arrived.
     fn flush_share(
         &self,
         (rank, size): (u32, u32),
@@ -90,7 +90,8 @@ impl Call<'_> {
         self.wait(self.all_of(self.queue(peer), true), order, what, None);
     }
 
-    /// Flushes this context; the coop's threads share the peers.
+    /// Flushes this context; the coop's threads share the peers. The parameters are those of
+    /// [`flush_share`](Self::flush_share).
     ///
     /// # Safety
     ///
