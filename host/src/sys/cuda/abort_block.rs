@@ -58,6 +58,7 @@ impl SharedBlock {
         // SAFETY: the block is allocated as long as `self`; the GPU only reads the flag, and the
         // host writes it as an atomic.
         let flag = unsafe { AtomicU32::from_ptr(&raw mut (*self.host.as_ptr()).flag) };
+        // Any ordering is enough: kernels that see it read nothing else that the host has written.
         flag.store(1, Ordering::Release);
     }
 

@@ -115,7 +115,7 @@ pub(crate) fn gin_gpus(machine: &Machine) -> Result<GinGpus> {
     const ATTRIBUTE: DeviceAttribute =
         DeviceAttribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
     let (driver, mut rdma_with_vmm) = (init(machine)?, true);
-    for device in 0..c_int::try_from(device_count(machine)?).unwrap_or(0) {
+    for device in (0..).take(device_count(machine)?) {
         let mut value = 0;
         // SAFETY: a `CUdevice` is an ordinal below the count; `value` is live.
         let result = unsafe { driver.cuDeviceGetAttribute(&raw mut value, ATTRIBUTE, device) };
@@ -130,6 +130,7 @@ pub(crate) fn device_count(machine: &Machine) -> Result<usize> {
     let (driver, mut count) = (init(machine)?, 0);
     // SAFETY: the driver is initialised; `count` is a live int.
     check(driver, "cuDeviceGetCount", unsafe { driver.cuDeviceGetCount(&raw mut count) })?;
+    // The driver returns no negative number.
     Ok(usize::try_from(count).unwrap_or(0))
 }
 
@@ -149,6 +150,7 @@ unsafe impl Send for PrimaryContext {}
 unsafe impl Sync for PrimaryContext {}
 
 impl PrimaryContext {
+    /// Retains the context of a visible GPU, and makes it current on this thread.
     pub(crate) fn retain(machine: &Machine, ordinal: usize) -> Result<Self> {
         let visible = device_count(machine)?;
         if visible == 0 {
@@ -197,6 +199,7 @@ impl PrimaryContext {
         let result =
             unsafe { self.driver.cuDeviceGetAttribute(&raw mut value, attribute, self.device) };
         check(self.driver, "cuDeviceGetAttribute", result)?;
+        // No attribute that is asked for is negative.
         Ok(u32::try_from(value).unwrap_or(0))
     }
 
