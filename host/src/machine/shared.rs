@@ -76,6 +76,7 @@ impl<T> Shared<T> {
                 found = ready(&mut self.lock())?;
                 Ok(found.is_some())
             })?;
+            // `poll` succeeds only after it was found.
             return found.ok_or_else(|| Error::invalid("a wait that ended without a result"));
         }
         let interval = interval.min(interrupt::interval());

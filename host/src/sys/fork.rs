@@ -57,6 +57,7 @@ pub(crate) struct CloseInChildren(&'static AtomicI32);
 
 impl CloseInChildren {
     pub(crate) fn new(socket: &impl AsFd) -> io::Result<Self> {
+        // Registers `in_child`.
         Process::current();
         if NOTHING.get().is_none() {
             // Another thread may be faster.

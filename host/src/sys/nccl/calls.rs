@@ -254,7 +254,7 @@ pub(crate) fn init_all(outs: Vec<Out<RawComm>>, devices: Vec<c_int>) -> Call {
 }
 
 /// Grows the communicator: an existing rank passes its communicator and rank -1; a new rank passes
-/// no communicator and its rank.
+/// no communicator and its rank. All new ranks pass `id`, and the existing rank that has made it.
 pub(crate) fn grow(
     comm: Option<CommPtr>,
     n_ranks: c_int,

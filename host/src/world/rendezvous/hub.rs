@@ -340,7 +340,7 @@ impl Transport for ThreadTransport {
             }
             ExchangeState::Failed(rank, why) => {
                 self.hub.mark_lost(rank, why);
-                // Fails with this loss: there is no such outcome.
+                // Fails, since a rank is lost now: there is no such outcome.
                 self.hub.wait_for(&Outcome::default(), None, cancelled)
             }
         }

@@ -140,6 +140,7 @@ fn run(service: &impl Service) {
         let fds = open.iter().map(|&index| connections[index].poll_fd());
         let mut fds: Vec<_> = fds.chain([waker.poll_fd()]).collect();
         ready = poll(&mut fds, next.map(|next| next.saturating_duration_since(now)));
+        // The waker is the last one.
         if ready.pop() == Some(true) {
             waker.clear();
         }

@@ -304,7 +304,7 @@ impl Transport for ChannelTransport {
                         }
                     };
                     self.0.announce(lost, why);
-                    // Fails with this loss.
+                    // Fails, since a rank is lost now.
                     health.check()?;
                 }
                 Err(error) => {

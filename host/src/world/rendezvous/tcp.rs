@@ -274,7 +274,7 @@ struct Client {
     links: Links,
     /// The silence of rank 0.
     silence: Silence,
-    /// The request number of the next exchange: unique, but in no order.
+    /// The request number of the next exchange. Nothing depends on the order of these numbers.
     next: AtomicU64,
     members: Members,
 }
