@@ -72,6 +72,7 @@ impl Drop for Held<'_> {
         self.guard = None;
         fence(Ordering::SeqCst);
         let is_awaited = &self.lock.is_awaited;
+        // The load first: without a waiter nothing is written.
         if is_awaited.load(Ordering::SeqCst) && is_awaited.swap(false, Ordering::SeqCst) {
             self.machine.notify();
         }

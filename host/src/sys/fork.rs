@@ -79,7 +79,7 @@ const FREE: i32 = -1;
 const LEN: usize = 64;
 
 /// Descriptors, in a list that only grows, which a child can read without a lock. A slot that is
-/// not [`FREE`] has an owner, the only one that changes it.
+/// not [`FREE`] has an owner, the only one that changes it. It guards no other memory.
 struct Slots {
     descriptors: [AtomicI32; LEN],
     next: OnceLock<Box<Self>>,

@@ -67,6 +67,7 @@ impl Signals {
         };
         handlers.jobs += 1;
         if handlers.jobs == 1 {
+            // In this order: once `idle` is false, a signal is recorded.
             handlers.seen.store(0, Ordering::SeqCst);
             handlers.idle.store(false, Ordering::SeqCst);
         }

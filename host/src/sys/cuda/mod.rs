@@ -130,8 +130,7 @@ pub(crate) fn device_count(machine: &Machine) -> Result<usize> {
     let (driver, mut count) = (init(machine)?, 0);
     // SAFETY: the driver is initialised; `count` is a live int.
     check(driver, "cuDeviceGetCount", unsafe { driver.cuDeviceGetCount(&raw mut count) })?;
-    // The driver returns no negative number.
-    Ok(usize::try_from(count).unwrap_or(0))
+    Ok(unsigned(count) as usize)
 }
 
 /// A device's primary context, which NCCL uses too. The operations on it make it current on the
@@ -199,8 +198,7 @@ impl PrimaryContext {
         let result =
             unsafe { self.driver.cuDeviceGetAttribute(&raw mut value, attribute, self.device) };
         check(self.driver, "cuDeviceGetAttribute", result)?;
-        // No attribute that is asked for is negative.
-        Ok(u32::try_from(value).unwrap_or(0))
+        Ok(unsigned(value))
     }
 
     pub(crate) fn device_name(&self) -> Result<String> {
@@ -247,6 +245,11 @@ impl Binder {
         // SAFETY: the context is current.
         check(self.driver, "cuCtxSynchronize", unsafe { self.driver.cuCtxSynchronize() })
     }
+}
+
+/// Returns a count or an attribute, of which the driver returns none that is negative.
+fn unsigned(value: c_int) -> u32 {
+    u32::try_from(value).unwrap_or(0)
 }
 
 /// Returns the text before the first NUL.

@@ -11,7 +11,7 @@ use devcomm_sys::driver::{
 use devcomm_types::HostBody;
 
 use super::stream::StreamHandle;
-use super::{FunctionAttribute, PrimaryContext, check, error, text_of};
+use super::{FunctionAttribute, PrimaryContext, check, error, text_of, unsigned};
 use crate::error::{Error, Result};
 use crate::machine::Machine;
 
@@ -235,8 +235,7 @@ impl FunctionHandle {
         // SAFETY: the function's module is live; `value` is a live int.
         let result = unsafe { self.driver.cuFuncGetAttribute(&raw mut value, attribute, self.raw) };
         check(self.driver, "cuFuncGetAttribute", result)?;
-        // No attribute that is asked for is negative.
-        Ok(u32::try_from(value).unwrap_or(0))
+        Ok(unsigned(value))
     }
 
     /// Allows launches with up to `bytes` of dynamic shared memory.
@@ -264,7 +263,7 @@ impl FunctionHandle {
             )
         };
         check(self.driver, "cuOccupancyMaxActiveBlocksPerMultiprocessor", result)?;
-        Ok(u32::try_from(blocks).unwrap_or(0))
+        Ok(unsigned(blocks))
     }
 
     /// Returns the occupancy: the number of clusters of this shape's blocks that fit on the GPU.
@@ -278,7 +277,7 @@ impl FunctionHandle {
             self.driver.cuOccupancyMaxActiveClusters(&raw mut clusters, self.raw, &raw const config)
         };
         check(self.driver, "cuOccupancyMaxActiveClusters", result)?;
-        Ok(u32::try_from(clusters).unwrap_or(0))
+        Ok(unsigned(clusters))
     }
 
     /// Launches the kernel.

@@ -126,7 +126,8 @@ impl Connection {
         Ok(Some(frame))
     }
 
-    /// Waits for the next frame, until `deadline`.
+    /// Waits for the next frame, until `deadline`. It flushes nothing: what ranks send before they
+    /// have joined is short, and was sent at once.
     ///
     /// # Errors
     ///
