@@ -133,6 +133,7 @@ struct Member {
     n_ranks: usize,
     /// The number of exchanges of each set of ranks, by name.
     rounds: Mutex<HashMap<String, u64>>,
+    /// Whether the heartbeat is to end, because this rank's communicator has.
     stopped: Shared<bool>,
 }
 
