@@ -254,6 +254,7 @@ pub(crate) fn registers_needed(registers: u32, threads: u64) -> u64 {
 }
 
 fn largest_block(registers: u32, limit: u32) -> u64 {
+    // `max`: anyone may make this error with 0 registers, and print it.
     let per_warp = registers_needed(registers.max(1), WARP);
     u64::from(limit) / per_warp * WARP
 }

@@ -68,6 +68,7 @@ impl Error {
                 matches!(error, LaunchError::WrongArch { .. } | LaunchError::PtxTooNew { .. })
             }
             Self::World(WorldError::CallFailed { is_hardware, .. }) => *is_hardware,
+            // `Refused` has only a text, and counts even if no machine allows the requirements.
             Self::DevComm(_) => true,
             Self::Nccl(_) | Self::World(_) | Self::State(_) | Self::InvalidInput { .. } => false,
         }

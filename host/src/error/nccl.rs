@@ -159,6 +159,7 @@ impl NcclResult {
     pub fn raw(self) -> i32 {
         match self {
             Self::Other(code) => code,
+            // All other variants are in `ALL`.
             known => Self::ALL.iter().position(|result| *result == known).unwrap_or(0) as i32,
         }
     }

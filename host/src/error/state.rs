@@ -100,7 +100,7 @@ pub enum StateError {
     },
 }
 
-/// Returns ` after 1.5 s`; an empty text for a time of 0.
+/// Returns ` after 1.5 s`; an empty text for less than 1 ms, when nothing was waited for.
 fn after(waited: &Duration) -> String {
     match waited.as_millis() {
         0 => String::new(),

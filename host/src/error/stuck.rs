@@ -95,6 +95,7 @@ fn numbers(what: &str, set: &BTreeSet<u32>) -> String {
     format!("{what}{plural} {}", ranges(set))
 }
 
+/// Returns `0-7, 9`: at most [`RANGES`] of them.
 fn ranges(set: &BTreeSet<u32>) -> String {
     let mut ranges: Vec<(u32, u32)> = Vec::new();
     for &number in set {

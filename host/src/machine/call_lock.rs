@@ -49,6 +49,7 @@ impl CallLock {
             }
             Ok(held.is_some())
         })?;
+        // `poll` succeeds only after it was set.
         held.ok_or_else(|| Error::invalid("a wait for a lock that ended without it"))
     }
 
@@ -57,7 +58,8 @@ impl CallLock {
     pub(crate) fn try_lock<'a>(&'a self, machine: &'a Machine) -> Option<Held<'a>> {
         let guard = self.held.try_lock().or_else(|| {
             self.is_awaited.store(true, Ordering::SeqCst);
-            // Either this finds it free, or its holder finds it awaited.
+            // With the fence in `Held::drop`: either this finds the lock free, or its holder, after
+            // it has unlocked, finds it awaited.
             fence(Ordering::SeqCst);
             self.held.try_lock()
         })?;
@@ -70,6 +72,7 @@ impl Drop for Held<'_> {
         self.guard = None;
         fence(Ordering::SeqCst);
         let is_awaited = &self.lock.is_awaited;
+        // The load first: without a waiter nothing is written.
         if is_awaited.load(Ordering::SeqCst) && is_awaited.swap(false, Ordering::SeqCst) {
             self.machine.notify();
         }

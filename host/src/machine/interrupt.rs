@@ -9,6 +9,7 @@ use crate::error::{Result, StateError};
 /// The pause between a wait's checks for an interrupt.
 const INTERVAL: Duration = Duration::from_millis(50);
 
+/// Returns whether the thread's waits are to end.
 type Check = Rc<dyn Fn() -> bool>;
 
 thread_local! {

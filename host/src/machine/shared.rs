@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::{Machine, Wakes, interrupt};
+use super::{Machine, STOPPED, Wakes, interrupt};
 use crate::error::{Error, Result, StateError};
 
 /// How often [`Shared::watch`] polls for changes elsewhere, such as a lost rank.
@@ -35,8 +35,8 @@ impl<T> Shared<T> {
         result
     }
 
-    /// Waits until `ready`, which is called after each change, returns a value; for at most
-    /// `limit`.
+    /// Waits until `ready`, which is called after each change, returns a value; for at most `limit`
+    /// of time in which this thread runs.
     ///
     /// # Errors
     ///
@@ -76,16 +76,21 @@ impl<T> Shared<T> {
                 found = ready(&mut self.lock())?;
                 Ok(found.is_some())
             })?;
+            // `poll` succeeds only after it was found.
             return found.ok_or_else(|| Error::invalid("a wait that ended without a result"));
         }
         let interval = interval.min(interrupt::interval());
-        let start = self.machine.now();
+        let mut start = self.machine.now();
         let mut value = self.lock();
         loop {
             if let Some(found) = ready(&mut value)? {
                 return Ok(found);
             }
             let waited = self.machine.since(start);
+            if limit.is_some_and(|limit| waited >= limit.saturating_add(STOPPED)) {
+                start = self.machine.now();
+                continue;
+            }
             let left = limit.map_or(interval, |limit| limit.saturating_sub(waited));
             if left.is_zero() {
                 return Err(StateError::DeadlinePassed { waited }.into());
@@ -97,5 +102,27 @@ impl<T> Shared<T> {
             }
             self.changed.wait_for(&mut value, left.min(interval));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_for_which_a_thread_was_stopped_does_not_count() {
+        let limit = Duration::from_millis(20);
+        let shared = Shared::new(Machine::Gpus, 0);
+        let waited = shared.wait(Some(limit), |calls| {
+            *calls += 1;
+            if *calls == 1 {
+                // This is as if the process were stopped.
+                std::thread::sleep(limit + STOPPED);
+            }
+            Ok((*calls == 2).then_some(()))
+        });
+        assert!(waited.is_ok(), "{waited:?}");
+        let late = shared.wait::<()>(Some(limit), |_| Ok(None)).unwrap_err();
+        assert!(matches!(late, Error::State(StateError::DeadlinePassed { .. })), "{late}");
     }
 }

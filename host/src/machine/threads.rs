@@ -45,7 +45,8 @@ impl Drop for Entered {
 pub(crate) struct Task<T>(Arc<Shared<Option<Result<T>>>>);
 
 impl<T> Task<T> {
-    /// Waits for the thread's result, for at most `limit` and as long as `watch` does not fail.
+    /// Waits for the thread's result, for at most `limit` and as long as `watch` does not fail. The
+    /// first call that gets the result takes it.
     ///
     /// # Errors
     ///
@@ -98,6 +99,7 @@ impl Machine {
         let result = Arc::clone(&shared);
         let thread = move || {
             let _entered = ticket.enter();
+            // Unwind safe: after a panic, nothing uses what `f` has captured but destructors.
             let returned = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
                 Err(Error::invalid(format!("a thread panicked: {}", message(&*panic))))
             });

@@ -38,6 +38,7 @@ pub(crate) fn first(
     Ok(None)
 }
 
+/// Parses `value`, the text of `variable`: a number from `least` to `most`.
 pub(crate) fn number(
     variable: &'static str,
     value: String,
@@ -58,6 +59,7 @@ pub(crate) fn number(
 /// Returns a port, if this variable is set.
 pub(crate) fn port(var: Lookup<'_>, variable: &'static str) -> Result<Option<u16>> {
     let Some(value) = text(var, variable)? else { return Ok(None) };
+    // The cast loses nothing: `number` checks the limit.
     number(variable, value, 1, usize::from(u16::MAX)).map(|port| Some(port as u16))
 }
 
@@ -67,7 +69,8 @@ pub(crate) fn unset(variable: &'static str, although: &str, launcher: &str) -> E
     Error::World(WorldError::Environment { variable, value: None, why })
 }
 
-/// Returns a number of seconds. `zero` says which are valid: "above 0", or also 0 ("or 0").
+/// Returns a number of seconds. `zero` says, here and in the error, which are valid: "above 0", or
+/// also 0 ("or 0").
 pub(crate) fn seconds(
     var: Lookup<'_>,
     variable: &'static str,
@@ -86,7 +89,7 @@ pub(crate) fn seconds(
     }
 }
 
-/// Returns whether a variable is 1.
+/// Returns whether a variable is 1; false if it is 0 or unset.
 pub(crate) fn switch(var: Lookup<'_>, variable: &'static str) -> Result<bool> {
     match text(var, variable)?.as_deref() {
         None | Some("0") => Ok(false),

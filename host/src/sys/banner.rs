@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 const BANNER: &[u8] = b"NCCL version ";
-/// The most bytes of a version.
+/// The most bytes of a version, with its NUL.
 const LONGEST: usize = 64;
 /// The bytes that are searched, from the start: constants come before the code for GPUs.
 const SEARCHED: u64 = 64 << 20;

@@ -70,7 +70,7 @@ pub(crate) struct Description<'a> {
     pub(crate) device: Device,
     pub(crate) data_type: Type,
     pub(crate) shape: &'a [i64],
-    /// `None` where the elements are consecutive.
+    /// The strides in elements; `None` for consecutive elements in row-major order.
     pub(crate) strides: Option<&'a [i64]>,
     pub(crate) flags: u64,
 }

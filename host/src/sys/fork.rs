@@ -13,7 +13,8 @@ use std::sync::{Once, OnceLock};
 
 use crate::error::{Result, StateError};
 
-/// How often the process has been forked from one that had called [`Process::current`].
+/// How often the process has been forked from one that had called [`Process::current`]. It changes
+/// only in a new child, while that has one thread: its accesses need no ordering.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 /// `/dev/null`, which takes the place of sockets in children, so that their descriptors are not
 /// reused.
@@ -56,6 +57,7 @@ pub(crate) struct CloseInChildren(&'static AtomicI32);
 
 impl CloseInChildren {
     pub(crate) fn new(socket: &impl AsFd) -> io::Result<Self> {
+        // Registers `in_child`.
         Process::current();
         if NOTHING.get().is_none() {
             // Another thread may be faster.
@@ -71,10 +73,13 @@ impl Drop for CloseInChildren {
     }
 }
 
+/// The value of a slot without a descriptor.
 const FREE: i32 = -1;
+/// Slots in one part of the list.
 const LEN: usize = 64;
 
-/// Descriptors, in a list that only grows, which a child can read without a lock.
+/// Descriptors, in a list that only grows, which a child can read without a lock. A slot that is
+/// not [`FREE`] has an owner, the only one that changes it. It guards no other memory.
 struct Slots {
     descriptors: [AtomicI32; LEN],
     next: OnceLock<Box<Self>>,
@@ -85,6 +90,7 @@ impl Slots {
         Self { descriptors: [const { AtomicI32::new(FREE) }; LEN], next: OnceLock::new() }
     }
 
+    /// Returns a slot, which now has this descriptor.
     fn claim(&'static self, descriptor: i32) -> &'static AtomicI32 {
         let claims = |slot: &&AtomicI32| {
             slot.compare_exchange(FREE, descriptor, Ordering::AcqRel, Ordering::Relaxed).is_ok()

@@ -91,6 +91,7 @@ pub(crate) fn spawn_with_listener(
 /// Returns a duplicate of the socket that the parent process passed at `descriptor`, if it listens
 /// on `port`.
 pub(crate) fn inherited_listener(descriptor: i32, port: u16) -> io::Result<TcpListener> {
+    // The duplicate is not one of the three standard streams.
     // SAFETY: duplicating any descriptor is harmless, and fails for one that is not open.
     let own = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 3) };
     if own == -1 {

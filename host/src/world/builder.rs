@@ -16,6 +16,7 @@ use crate::machine::{Machine, VARIABLE, variables};
 pub struct WorldBuilder {
     gin_loopback: Option<GinLoopback>,
     checked: Option<bool>,
+    /// What [`deadline`](Self::deadline) was called with, if it was.
     deadline: Option<Option<Duration>>,
     #[cfg(feature = "simulator")]
     simulation: Option<devcomm_sim::Simulation>,
@@ -130,7 +131,7 @@ impl WorldBuilder {
     /// Returns the world with the settings that it reads itself.
     fn set(&self, world: World) -> World {
         let mut world = World { checked: self.checked.unwrap_or(world.checked), ..world };
-        if self.is_simulated() {
+        if self.owns_machine() {
             world.own =
                 Some(Arc::new(OwnMachine { machine: world.machine.clone(), failed: false.into() }));
         }
@@ -173,8 +174,9 @@ impl WorldBuilder {
         Ok(Machine::Gpus)
     }
 
-    /// Returns whether the world makes its own machine.
-    fn is_simulated(&self) -> bool {
+    /// Returns whether the world makes its own simulated machine; that of the environment is the
+    /// process's.
+    fn owns_machine(&self) -> bool {
         #[cfg(feature = "simulator")]
         return self.simulation.is_some();
         #[cfg(not(feature = "simulator"))]

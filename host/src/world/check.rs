@@ -336,6 +336,7 @@ where
     let world = World::builder().simulate(simulation.clone()).threads(simulation.gpus());
     let world = world.map_err(|error| error.to_string())?;
     let ran = world.run(f);
+    // Never `None`, as the world was made with a simulation.
     let machine = world.simulated_machine();
     // The simulator may have found an error that no rank has returned.
     let error = machine.and_then(devcomm_sim::Machine::failure);

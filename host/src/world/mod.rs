@@ -72,7 +72,7 @@ pub struct World {
 #[derive(Debug)]
 struct OwnMachine {
     machine: Machine,
-    /// Whether a run has failed.
+    /// Whether a run has failed. Read only in `drop`, which the `Arc` orders after all uses.
     failed: AtomicBool,
 }
 

@@ -198,6 +198,7 @@ impl Rank {
         let id = own.as_ref().ok().and_then(Option::as_ref);
         let id = id.map_or(&[][..], |id| &id.as_bytes()[..]);
         // NCCL waits for a missing rank forever: no rank calls NCCL before all have arrived here.
+        // A byte of `checked`, and rank 0's unique id; other ranks send none.
         let mine = [&[u8::from(self.checked)], id].concat();
         let (options, failure) = (config.describe(), own.as_ref().err());
         let terms = Terms { call: "new_communicator", options: &options, failure };

@@ -64,12 +64,14 @@ where
     if let Some(first) = hub.health().lost_rank()
         && results.get(first).is_some_and(Result::is_err)
     {
+        // The first error of the results is returned.
         results.swap(0, first);
     }
     results.into_iter().collect()
 }
 
-/// Counts a running rank while it lives.
+/// Counts a running rank while it lives. What the ranks have written is ordered by joining their
+/// threads.
 struct RunningRank<'a>(&'a AtomicUsize);
 
 impl<'a> RunningRank<'a> {

@@ -12,6 +12,7 @@ use signal_hook::{SigId, iterator};
 use crate::device::recorder;
 use crate::error::{Error, Result};
 
+/// The signals that end local jobs.
 const ENDING: [(i32, &str); 3] = [(SIGINT, "SIGINT"), (SIGTERM, "SIGTERM"), (SIGHUP, "SIGHUP")];
 
 /// State shared by the handlers of this process. They are installed with the first job and never
@@ -21,6 +22,7 @@ struct Handlers {
     seen: Arc<AtomicUsize>,
     /// Whether no job runs, so that a signal has its default action.
     idle: Arc<AtomicBool>,
+    /// The number of jobs that run.
     jobs: usize,
 }
 
@@ -65,6 +67,7 @@ impl Signals {
         };
         handlers.jobs += 1;
         if handlers.jobs == 1 {
+            // In this order: once `idle` is false, a signal is recorded.
             handlers.seen.store(0, Ordering::SeqCst);
             handlers.idle.store(false, Ordering::SeqCst);
         }
@@ -76,6 +79,7 @@ impl Signals {
         self.asked.swap(false, Ordering::SeqCst)
     }
 
+    /// Returns the name of the signal that ends the jobs, if one has come.
     pub(super) fn seen(&self) -> Option<&'static str> {
         let seen = self.seen.load(Ordering::SeqCst);
         ENDING.iter().find(|(signal, _)| *signal as usize == seen).map(|(_, name)| *name)

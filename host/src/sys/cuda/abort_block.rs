@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 pub(crate) struct SharedBlock {
     driver: &'static Driver,
     host: NonNull<AbortBlock>,
-    /// The device address.
+    /// The device address of the block.
     device: u64,
 }
 
@@ -50,7 +50,7 @@ impl PrimaryContext {
 impl SharedBlock {
     /// Returns the device address of the flag.
     pub(crate) fn device_flag(&self) -> u64 {
-        self.device
+        self.device + std::mem::offset_of!(AbortBlock, flag) as u64
     }
 
     /// Asks the kernels to exit.
@@ -58,6 +58,7 @@ impl SharedBlock {
         // SAFETY: the block is allocated as long as `self`; the GPU only reads the flag, and the
         // host writes it as an atomic.
         let flag = unsafe { AtomicU32::from_ptr(&raw mut (*self.host.as_ptr()).flag) };
+        // Any ordering is enough: kernels that see it read nothing else that the host has written.
         flag.store(1, Ordering::Release);
     }
 

@@ -70,7 +70,7 @@ impl CaptureInfo {
     /// Makes the graph own `value`: it is dropped, by a thread of the driver, after the graph and
     /// all executable graphs that were made of it are gone. Its destructor must not call the
     /// driver.
-    pub(crate) fn give<T: Send>(&self, value: Box<T>) -> Result<()> {
+    pub(crate) fn give<T: Send + 'static>(&self, value: Box<T>) -> Result<()> {
         unsafe extern "C" fn destroy<T>(value: *mut c_void) {
             // SAFETY: `give` made it from a box, and the driver calls this once.
             drop(unsafe { Box::from_raw(value.cast::<T>()) });

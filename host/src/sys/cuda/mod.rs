@@ -115,7 +115,7 @@ pub(crate) fn gin_gpus(machine: &Machine) -> Result<GinGpus> {
     const ATTRIBUTE: DeviceAttribute =
         DeviceAttribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
     let (driver, mut rdma_with_vmm) = (init(machine)?, true);
-    for device in 0..c_int::try_from(device_count(machine)?).unwrap_or(0) {
+    for device in (0..).take(device_count(machine)?) {
         let mut value = 0;
         // SAFETY: a `CUdevice` is an ordinal below the count; `value` is live.
         let result = unsafe { driver.cuDeviceGetAttribute(&raw mut value, ATTRIBUTE, device) };
@@ -130,7 +130,7 @@ pub(crate) fn device_count(machine: &Machine) -> Result<usize> {
     let (driver, mut count) = (init(machine)?, 0);
     // SAFETY: the driver is initialised; `count` is a live int.
     check(driver, "cuDeviceGetCount", unsafe { driver.cuDeviceGetCount(&raw mut count) })?;
-    Ok(usize::try_from(count).unwrap_or(0))
+    Ok(unsigned(count) as usize)
 }
 
 /// A device's primary context, which NCCL uses too. The operations on it make it current on the
@@ -149,6 +149,7 @@ unsafe impl Send for PrimaryContext {}
 unsafe impl Sync for PrimaryContext {}
 
 impl PrimaryContext {
+    /// Retains the context of a visible GPU, and makes it current on this thread.
     pub(crate) fn retain(machine: &Machine, ordinal: usize) -> Result<Self> {
         let visible = device_count(machine)?;
         if visible == 0 {
@@ -197,7 +198,7 @@ impl PrimaryContext {
         let result =
             unsafe { self.driver.cuDeviceGetAttribute(&raw mut value, attribute, self.device) };
         check(self.driver, "cuDeviceGetAttribute", result)?;
-        Ok(u32::try_from(value).unwrap_or(0))
+        Ok(unsigned(value))
     }
 
     pub(crate) fn device_name(&self) -> Result<String> {
@@ -244,6 +245,11 @@ impl Binder {
         // SAFETY: the context is current.
         check(self.driver, "cuCtxSynchronize", unsafe { self.driver.cuCtxSynchronize() })
     }
+}
+
+/// Returns a count or an attribute, of which the driver returns none that is negative.
+fn unsigned(value: c_int) -> u32 {
+    u32::try_from(value).unwrap_or(0)
 }
 
 /// Returns the text before the first NUL.

@@ -11,14 +11,19 @@ use devcomm_sys::driver::{
 use devcomm_types::HostBody;
 
 use super::stream::StreamHandle;
-use super::{FunctionAttribute, PrimaryContext, check, error, text_of};
+use super::{FunctionAttribute, PrimaryContext, check, error, text_of, unsigned};
 use crate::error::{Error, Result};
 use crate::machine::Machine;
 
 /// Why a module was not loaded.
 pub(crate) enum LoadFailure {
+    /// The driver's compiler does not know the PTX ISA.
     PtxTooNew,
-    Refused { error: String, log: String },
+    /// `log` is that of the driver's compiler, or the path of a file, for which there is no log.
+    Refused {
+        error: String,
+        log: String,
+    },
     Other(Error),
 }
 
@@ -166,6 +171,7 @@ unsafe impl Sync for FunctionHandle {}
 pub(crate) struct LaunchShape {
     pub grid: [u32; 3],
     pub block: [u32; 3],
+    /// Dynamic shared memory in bytes.
     pub dynamic_shared: u32,
     /// Blocks per cluster; by default what the kernel fixes, or 1.
     pub cluster: Option<u32>,
@@ -229,12 +235,13 @@ impl FunctionHandle {
         // SAFETY: the function's module is live; `value` is a live int.
         let result = unsafe { self.driver.cuFuncGetAttribute(&raw mut value, attribute, self.raw) };
         check(self.driver, "cuFuncGetAttribute", result)?;
-        Ok(u32::try_from(value).unwrap_or(0))
+        Ok(unsigned(value))
     }
 
     /// Allows launches with up to `bytes` of dynamic shared memory.
     pub(crate) fn allow_dynamic_shared(&self, bytes: u32) -> Result<()> {
         let attribute = FunctionAttribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // The driver refuses `c_int::MAX` too.
         let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
         // SAFETY: the function's module is live; the driver checks the value.
         let result = unsafe { self.driver.cuFuncSetAttribute(self.raw, attribute, bytes) };
@@ -244,6 +251,7 @@ impl FunctionHandle {
     /// Returns the occupancy: the number of blocks of this size that fit on one multiprocessor.
     pub(crate) fn blocks_per_sm(&self, threads: u32, dynamic_shared: u32) -> Result<u32> {
         let mut blocks = 0;
+        // The driver refuses `c_int::MAX` too.
         let threads = c_int::try_from(threads).unwrap_or(c_int::MAX);
         // SAFETY: the function's module is live; `blocks` is a live int.
         let result = unsafe {
@@ -255,7 +263,7 @@ impl FunctionHandle {
             )
         };
         check(self.driver, "cuOccupancyMaxActiveBlocksPerMultiprocessor", result)?;
-        Ok(u32::try_from(blocks).unwrap_or(0))
+        Ok(unsigned(blocks))
     }
 
     /// Returns the occupancy: the number of clusters of this shape's blocks that fit on the GPU.
@@ -269,7 +277,7 @@ impl FunctionHandle {
             self.driver.cuOccupancyMaxActiveClusters(&raw mut clusters, self.raw, &raw const config)
         };
         check(self.driver, "cuOccupancyMaxActiveClusters", result)?;
-        Ok(u32::try_from(clusters).unwrap_or(0))
+        Ok(unsigned(clusters))
     }
 
     /// Launches the kernel.

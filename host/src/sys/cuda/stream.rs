@@ -119,6 +119,7 @@ impl Drop for StreamHandle {
     }
 }
 
+/// Returns what a query of a stream or an event has found: whether its work is done.
 fn ready(driver: &Driver, operation: &'static str, result: CUresult) -> Result<bool> {
     match result {
         CUresult::CUDA_SUCCESS => Ok(true),

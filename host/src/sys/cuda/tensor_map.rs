@@ -19,18 +19,20 @@ impl PrimaryContext {
         let element_bytes = tiling.data_type.size() as u32;
         let pitch = [u64::from(element_bytes) * u64::from(tiling.columns)];
         let tile = [TensorMapDesc::ROW_BYTES / element_bytes, tiling.tile_rows];
+        // A tile has adjacent elements: none are left out.
+        let element_strides = [1, 1];
         // SAFETY: the driver is initialised. The map is live, the arrays have one element per
         // dimension (the pitches one fewer). The matrix is not accessed.
         let made = unsafe {
             self.driver.cuTensorMapEncodeTiled(
                 &raw mut map,
                 encoded(tiling.data_type),
-                2,
+                extents.len() as u32,
                 tiling.address as *mut std::ffi::c_void,
                 extents.as_ptr(),
                 pitch.as_ptr(),
                 tile.as_ptr(),
-                [1, 1].as_ptr(),
+                element_strides.as_ptr(),
                 CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
                 CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
                 CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,

@@ -4,7 +4,7 @@ use super::Nccl;
 use super::call::{Call, Out};
 use crate::error::Result;
 use crate::sys::cuda::Binder;
-use devcomm_sys::nccl::{IN_PROGRESS, SUCCESS, SimInfo};
+use devcomm_sys::nccl::SimInfo;
 
 /// A call, with the CUDA context and the rank of its communicator.
 pub(crate) struct BatchedCall {
@@ -51,8 +51,5 @@ pub(crate) unsafe fn make_all(
         }
     };
     // If a call failed, the end of the group fails too, with less information.
-    first.and_then(|()| match code {
-        SUCCESS | IN_PROGRESS => Ok(()),
-        failed => nccl.check(operation, failed, None),
-    })
+    first.and_then(|()| nccl.check(operation, code, None))
 }

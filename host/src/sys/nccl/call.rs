@@ -20,6 +20,7 @@ pub(crate) struct CommPtr(pub(super) RawComm);
 unsafe impl Send for CommPtr {}
 
 /// An `ncclComm_t` shared by threads. NULL before it is created and after it has ended.
+/// Acquire and release make visible, to a thread that gets it, what NCCL wrote to create it.
 #[derive(Debug, Default)]
 pub(crate) struct CommSlot(AtomicPtr<c_void>);
 
@@ -100,7 +101,7 @@ macro_rules! word {
     ($($word:ty, $atomic:ty;)*) => {
         $(impl Written for $word {
             unsafe fn read(at: *mut Self) -> Self {
-                // SAFETY: by the contract, the word is live, and is never written by this program.
+                // SAFETY: the word is live by the contract; this program writes it atomically only.
                 unsafe { <$atomic>::from_ptr(at) }.load(Ordering::Acquire)
             }
         })*

@@ -4,6 +4,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use devcomm_types::DevComm;
 
@@ -42,7 +43,8 @@ fn window(address: u64) -> RawWindow {
     address as RawWindow
 }
 
-/// Makes a [`Call`] of an expression.
+/// Makes a [`Call`] of an expression. The expression uses a [`CommPtr`] as a whole (`{ comm }.0`):
+/// of `comm.0` the closure would capture only the pointer, which is not `Send`.
 macro_rules! call {
     ($symbol:literal, |$nccl:ident| $body:expr) => {
         // SAFETY: the body passes arguments that are live by the contract of `Call::make`, and
@@ -210,7 +212,7 @@ pub(crate) struct Target {
 }
 
 /// Returns `code`. Leaks the configuration if the call continues in the background: NCCL may still
-/// read it.
+/// read it. Unique ids and lists of ranks are copied in the call.
 fn leak_if_in_progress(code: c_int, config: LoweredConfig) -> Result<c_int> {
     if code == IN_PROGRESS {
         std::mem::forget(config);
@@ -245,14 +247,14 @@ pub(crate) fn init_all(outs: Vec<Out<RawComm>>, devices: Vec<c_int>) -> Call {
         let n = devices.len() as c_int;
         let code = nccl.comm_init_all(raw.as_mut_ptr(), n, devices.as_ptr())?;
         for (out, raw) in outs.iter().zip(raw) {
-            out.as_ptr().write(raw);
+            AtomicPtr::from_ptr(out.as_ptr()).store(raw, Ordering::Release);
         }
         Ok(code)
     })
 }
 
 /// Grows the communicator: an existing rank passes its communicator and rank -1; a new rank passes
-/// no communicator and its rank.
+/// no communicator and its rank. All new ranks pass `id`, and the existing rank that has made it.
 pub(crate) fn grow(
     comm: Option<CommPtr>,
     n_ranks: c_int,
@@ -274,18 +276,20 @@ pub(crate) fn grow(
 
 /// The scalar of a custom operator.
 pub(crate) enum Scalar {
-    /// A scalar in host memory: its bytes, which the call reads.
+    /// A scalar in host memory: its bytes, which the call reads, as words for their alignment.
     Host(Vec<u64>),
     /// A scalar in device memory. The operations that use the operator read it.
     Device(u64),
 }
 
+/// Creates an operator that multiplies each rank's elements by its scalar, and adds.
 pub(crate) fn pre_mul_sum(
     comm: CommPtr,
     mut scalar: Scalar,
     data_type: c_int,
     out: Out<c_int>,
 ) -> Call {
+    // `ncclScalarDevice` and `ncclScalarHostImmediate`.
     const DEVICE: c_int = 0;
     const HOST: c_int = 1;
     call!("ncclRedOpCreatePreMulSum", |nccl| {

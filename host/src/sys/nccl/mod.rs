@@ -27,7 +27,7 @@ use devcomm_sys::nccl::{ABI_VERSION, Functions, IN_PROGRESS, RawUniqueId, SUCCES
 pub const DEV_COMM_VERSION: NcclVersion = NcclVersion::from_code(ABI_VERSION);
 
 /// NCCL's functions. A library that was used stays loaded until the process ends, because NCCL's
-/// threads continue to run.
+/// threads continue to run: whoever calls [`load`](Self::load) keeps it.
 pub(crate) struct Nccl {
     machine: Machine,
     functions: Functions,

@@ -19,6 +19,7 @@ impl Nccl {
         // SAFETY: both are live for the call.
         let code = unsafe { self.param_get_all_parameter_keys(&raw mut table, &raw mut len)? };
         self.check("ncclParamGetAllParameterKeys", code, None)?;
+        // NCCL returns no negative number.
         let len = if table.is_null() { 0 } else { usize::try_from(len).unwrap_or(0) };
         // SAFETY: the table has `len` entries, each NULL or a string; this thread has not called
         // NCCL since.

@@ -26,7 +26,7 @@ impl Allocation {
     }
 }
 
-/// A CFT logical endpoint, and the offset of an address in it.
+/// A CFT logical endpoint, and the offset in it, in bytes, of the byte that a query was about.
 pub(crate) struct RawEndpoint {
     pub id: u32,
     pub offset: usize,
@@ -68,6 +68,7 @@ impl Nccl {
         self.address("ncclWinGetUserPtr", query)
     }
 
+    /// Makes a query whose result is an address.
     fn address(
         &self,
         operation: &'static str,
@@ -78,6 +79,7 @@ impl Nccl {
         Ok(out as u64)
     }
 
+    /// Makes a query whose result is an endpoint.
     fn endpoint(
         &self,
         operation: &'static str,
@@ -90,7 +92,7 @@ impl Nccl {
 }
 
 /// Declares queries about the byte at `offset` in a window. The arguments are those of the NCCL
-/// function between `offset` and its results.
+/// function between `offset` and its results; `$kind` is [`Nccl::address`] or [`Nccl::endpoint`].
 macro_rules! window_queries {
     ($(
         $(#[doc = $doc:literal])*
@@ -164,6 +166,8 @@ pub(crate) enum TeamKind {
 }
 
 impl Nccl {
+    /// Returns a team of the communicator, with this rank's number in it.
+    ///
     /// # Safety
     ///
     /// The communicator is live and has no other user meanwhile.

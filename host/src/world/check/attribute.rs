@@ -20,7 +20,8 @@ const WITHOUT_NCCL: &str = "no NCCL, which GPUs need, was found: `devcomm setup`
 
 /// Schedules of a test on simulated GPUs.
 const RANDOM: u64 = 3;
-const LAGGING: u64 = 4;
+/// One for each [`Lag`](devcomm_sim::Lag).
+const LAGGING: u64 = devcomm_sim::Lag::ALL.len() as u64;
 
 /// Runs the test `name`, as `#[devcomm::test]` documents. `settings` is the text form of the
 /// simulated machine's settings.
@@ -54,7 +55,8 @@ where
     let launched = World::is_launched();
     let gpus_only = gpus.is_some() || launched;
     let world = if launched { World::from_env() } else { World::threads(n) };
-    // What was done on GPUs, or why the test is simulated although there may be GPUs.
+    // What was done on GPUs, or why the test is simulated although there may be GPUs: `None` if
+    // there are not enough.
     let outcome = match world {
         Ok(world) if world.n_ranks() == n => match on_gpus(&world, &f) {
             Ok(()) => Ok("ran".to_owned()),
@@ -102,6 +104,7 @@ where
 
     impl Drop for Note<'_> {
         fn drop(&mut self) {
+            // `World::run` joins the ranks' threads before this is read.
             self.1.fetch_or(self.0.context().misses_ptx(), Ordering::Relaxed);
         }
     }

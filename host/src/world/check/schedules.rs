@@ -89,6 +89,7 @@ impl<'a> Plan<'a> {
                         Some(steps) => schedule.pct_steps(steps),
                         None => schedule,
                     };
+                    // A PCT schedule has at least one step.
                     let ran = run(&schedule)?.map(|activity| activity.switches.max(1));
                     steps = steps.max(ran);
                 }
@@ -101,6 +102,7 @@ impl<'a> Plan<'a> {
     /// Searches the choices depth-first: each run takes the next alternative at the last choice
     /// that has one. Ends with the first run that fails.
     fn exhaust(&self, limit: u64, run: &mut Run<'_>) -> Result<u64, String> {
+        // The choices that the next run begins with, and how many alternatives each must have.
         let mut choices: Vec<u32> = Vec::new();
         let mut alternatives: Vec<u32> = Vec::new();
         for ran in 1..=limit {

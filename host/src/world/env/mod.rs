@@ -39,10 +39,14 @@ pub(crate) struct Launched {
     pub variable: &'static str,
     pub rank: usize,
     pub n_ranks: usize,
+    /// The rank's number on its host, by which it chooses its GPU.
     pub local_rank: usize,
+    /// The host and the port at which rank 0 waits for the others.
     pub host: String,
     pub port: u16,
+    /// The id of the job.
     pub job: String,
+    /// How long rank 0 waits for the others to join, and they for rank 0.
     pub timeout: Duration,
     /// How long a call may wait for the other ranks.
     pub deadline: Option<Duration>,
@@ -73,6 +77,7 @@ pub(crate) const LISTENER: &str = "DEVCOMM_LISTENER";
 pub(crate) const TOKEN: &str = "DEVCOMM_JOB_TOKEN";
 const TOKEN_FILE: &str = "DEVCOMM_JOB_TOKEN_FILE";
 
+/// The most bytes of a job's id, which is a part of a rank's greeting.
 const MAX_JOB_ID: usize = 1024;
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 /// More ranks than any cluster has, so that a mistyped WORLD_SIZE does not use up the memory.
@@ -89,6 +94,7 @@ const PORTS: std::ops::Range<u16> = 20_001..32_768;
 pub(crate) fn launched(var: Lookup<'_>) -> Result<Option<Launched>> {
     let Some(vars) = read(var)? else { return Ok(None) };
     let LauncherVars { variable, rank, n_ranks, local_rank, .. } = vars;
+    // A rank alone does not meet others: it needs no address, and what is filled in is not used.
     let is_single = n_ranks == 1;
     let host = match text(var, "MASTER_ADDR")? {
         Some(host) => without_brackets(host),
@@ -110,6 +116,7 @@ pub(crate) fn launched(var: Lookup<'_>) -> Result<Option<Launched>> {
         None => vars.port?.unwrap_or_else(|| port_of(&job)),
     };
     let listener = match text(var, LISTENER)? {
+        // A descriptor after the three standard streams, within an `i32`.
         Some(listener) if rank == 0 => Some(number(LISTENER, listener, 3, 1 << 30)? as i32),
         _ => None,
     };

@@ -120,7 +120,7 @@ fn no_job_id(names: &Names, on_this_host: bool) -> Error {
 /// Does the same as [`read`] of [`PMI`]. But srun's MPI plugins set PMI's variables too: then
 /// Slurm's variables are used, which also name the hosts.
 pub(super) fn pmi(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
-    let Some((_, rank)) = first(var, &[PMI.rank])? else { return read(var, &PMI) };
+    let Some(rank) = text(var, PMI.rank)? else { return read(var, &PMI) };
     let n_ranks = text(var, PMI.n_ranks)?;
     match slurm::read(var) {
         Ok(Some(step))

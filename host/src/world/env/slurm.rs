@@ -15,7 +15,7 @@ const TOGETHER: &str = "srun sets SLURM_JOB_ID, SLURM_STEP_ID, SLURM_PROCID, SLU
                         SLURM_STEP_NUM_TASKS together";
 
 /// Steps with higher numbers are not srun's: they are of batch scripts, interactive shells, and
-/// external processes.
+/// external processes. Slurm: `SLURM_MAX_NORMAL_STEP_ID`.
 const LAST_NORMAL_STEP: usize = 0xffff_fff0;
 
 /// Returns the values of Slurm's variables, if this process is a task of srun.

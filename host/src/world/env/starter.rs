@@ -65,6 +65,7 @@ impl Process {
         // The name is in parentheses, and may have some itself.
         let (name, rest) = line.rsplit_once(')')?;
         let (_, name) = name.split_once('(')?;
+        // Fields 3 and following of `man proc_pid_stat`: 4 is the parent, 22 the time of the start.
         let fields: Vec<&str> = rest.split_whitespace().collect();
         let field = |index: usize| fields.get(index).map(|field| (*field).to_owned());
         Some(Self { name: name.to_owned(), parent: field(1)?, since: field(19)? })

@@ -52,9 +52,11 @@ pub(super) fn wait_for_survivors(
     let mut acceptor = Acceptor::new(config);
     acceptor.gone[lost] = true;
     let mut turns = 0;
+    // After the timeout, those that have joined go on.
     acceptor.wait(&members.listeners, |acceptor| {
         let missing = acceptor.missing();
-        // If there are more missing ranks than one turn asks, the next turn asks others.
+        // If there are more missing ranks than one turn asks, the next turn asks others. There may
+        // be none.
         let first = turns * MAX_PROBES % missing.len().max(1);
         turns += 1;
         let chosen: Vec<usize> = missing
@@ -80,6 +82,7 @@ pub(super) fn wait_for_survivors(
 
 struct JoinedRank {
     peer: Peer,
+    /// The [`Member::address`].
     address: (String, u16),
     connection: Connection,
 }
@@ -107,7 +110,8 @@ impl<'a> Acceptor<'a> {
         Self { config, joined, gone: vec![false; config.n_ranks], notes: Vec::new() }
     }
 
-    /// Waits until no rank is missing; calls `check` at intervals. False after the timeout.
+    /// Waits until no rank is missing; every [`PING_INTERVAL`] calls `check`, which may find that
+    /// missing ranks are gone. False after the timeout.
     fn wait(&mut self, listeners: &Listeners, mut check: impl FnMut(&mut Self)) -> Result<bool> {
         let listeners = listeners.as_slice();
         let nonblocking = listeners.iter().try_for_each(|one| one.set_nonblocking(true));
@@ -148,6 +152,7 @@ impl<'a> Acceptor<'a> {
         }
     }
 
+    /// Returns the ranks that have not joined and are waited for.
     fn missing(&self) -> Vec<usize> {
         let others = self.config.rank + 1..self.config.n_ranks;
         others.filter(|rank| self.joined[*rank].is_none() && !self.gone[*rank]).collect()

@@ -167,11 +167,13 @@ fn refused(why: &[u8]) -> String {
 
 /// Why an attempt to join failed.
 enum JoinError {
+    /// Rank 0 does not let this rank join, or only with an error: it does not try again.
     Fatal(Error),
     /// The host has no address.
     Unresolved(io::Error),
     /// There is no connection.
     Unconnected(io::Error),
+    /// The connection failed, or it may not be rank 0 that answered.
     Retry(io::Error),
 }
 

@@ -91,6 +91,8 @@ impl Connection {
         let mut unread = self.unread.lock();
         let Unread { bytes, start, .. } = &mut *unread;
         bytes.drain(..std::mem::take(start));
+        // If this ends with an error, `bytes` has what arrived before it. The end of the connection
+        // is 0 bytes, and found by the next call if other bytes come before it.
         let arrived = (&self.stream).take(CHUNK as u64).read_to_end(bytes);
         match arrived {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
@@ -124,7 +126,8 @@ impl Connection {
         Ok(Some(frame))
     }
 
-    /// Waits for the next frame, until `deadline`.
+    /// Waits for the next frame, until `deadline`. It flushes nothing: what ranks send before they
+    /// have joined is short, and was sent at once.
     ///
     /// # Errors
     ///
@@ -216,8 +219,10 @@ impl Waker {
     }
 }
 
-/// Waits until one of `fds` is ready, at most for `limit`. Returns which ones are.
+/// Waits until one of `fds` is ready, at most for `limit`. Returns which ones are, or all if the
+/// system cannot tell: the sockets do not block.
 pub(super) fn poll(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> Vec<bool> {
+    // A limit that is too long for the system is none.
     let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
     match rustix::event::poll(fds, limit.as_ref()) {
         Ok(_) => fds.iter().map(|fd| !fd.revents().is_empty()).collect(),

@@ -14,7 +14,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const INTERVALS: u32 = 4;
 
 /// Number of intervals in which a peer has said nothing. Intervals, not time: none pass while this
-/// process itself is stopped.
+/// process itself is stopped. The count orders no other memory.
 #[derive(Default)]
 pub(super) struct Silence(AtomicU32);
 
@@ -39,6 +39,7 @@ impl Silence {
     }
 }
 
+/// Returns the time between two heartbeats of a process.
 pub(super) fn interval(deadline: Option<Duration>) -> Duration {
     deadline.map_or(INTERVAL, |deadline| (deadline / INTERVALS).min(INTERVAL))
 }

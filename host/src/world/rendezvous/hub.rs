@@ -1,4 +1,5 @@
 //! The hub: collects the contributions to exchanges, and records finished and lost ranks.
+//! Ranks that are threads share one, and rank 0 of those that are processes has one for all.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -23,6 +24,7 @@ struct State {
     open: HashMap<Vec<u64>, Exchange>,
     /// The time of the last [`Hub::beat`].
     beaten: Option<Duration>,
+    /// The ranks that have called [`Hub::mark_finished`].
     finished: Vec<bool>,
     /// The ranks that are lost, or have failed.
     gone: Vec<bool>,
@@ -38,7 +40,8 @@ struct Exchange {
     subset: Arc<Subset>,
     /// When the first rank contributed, by the machine's clock.
     since: Duration,
-    /// The contributions of the subset's ranks so far, with their request numbers.
+    /// The contributions of the subset's ranks so far, with their request numbers: each process
+    /// numbers its own, and finds by it the exchange of a result. Threads, and rank 0, give 0.
     parts: Vec<Option<(u64, Vec<u8>)>>,
     outcome: Outcome,
 }
@@ -154,11 +157,13 @@ impl Hub {
             return ExchangeState::Pending(exchange.outcome.clone());
         }
         let outcome = exchange.outcome.clone();
+        // The exchange is open, and has all its parts.
         let parts = open.remove(subset.key()).map(|exchange| exchange.parts).unwrap_or_default();
         let (requests, all): (_, Vec<_>) = parts.into_iter().flatten().unzip();
         ExchangeState::Complete(Complete { all: Arc::new(all), requests, outcome })
     }
 
+    /// Gives the result of an exchange to the ranks that wait for it. Called once.
     pub(crate) fn publish(&self, complete: Complete) {
         let _ = self.state.change(|_| complete.outcome.0.set(complete.all));
     }
@@ -210,8 +215,8 @@ impl Hub {
         oldest.absent(now.saturating_sub(oldest.since))
     }
 
-    /// Records that a rank has done its work. Returns true if it was the last one: then call
-    /// [`release`](Self::release).
+    /// Records that a rank has done its work. Returns true if it was the last one and none is lost:
+    /// then call [`release`](Self::release).
     ///
     /// # Errors
     ///
@@ -335,6 +340,7 @@ impl Transport for ThreadTransport {
             }
             ExchangeState::Failed(rank, why) => {
                 self.hub.mark_lost(rank, why);
+                // Fails, since a rank is lost now: there is no such outcome.
                 self.hub.wait_for(&Outcome::default(), None, cancelled)
             }
         }
@@ -359,6 +365,7 @@ impl Transport for ThreadTransport {
 
     fn join_survivors(&self, _lost: usize) -> Result<JoinedWorld> {
         let (members, hub) = self.hub.survivors(self.rank)?;
+        // `survivors` fails for a rank that is not a member.
         let rank = members.iter().position(|member| *member == self.rank).unwrap_or_default();
         let hosts = vec![host_name(); members.len()];
         Ok(JoinedWorld { rank, hosts, transport: Arc::new(Self::new(hub, rank)) })

@@ -82,7 +82,7 @@ impl RendezvousConfig {
     ///
     /// # Errors
     ///
-    /// [`WorldError::RanksMissing`] after the deadline, [`NcclError::VersionsDiffer`],
+    /// [`WorldError::RanksMissing`] after the timeout, [`NcclError::VersionsDiffer`],
     /// [`WorldError::Rendezvous`] when rank 0 refuses this rank.
     pub(crate) fn join(&self) -> Result<Rendezvous> {
         let joined = match (self.rank, self.n_ranks) {

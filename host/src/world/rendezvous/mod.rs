@@ -118,6 +118,7 @@ impl Rendezvous {
         let lost = self.health().lost_rank();
         let lost = lost.ok_or_else(|| Error::invalid("no rank is lost"))?;
         if lost == self.rank {
+            // Fails, since a rank is lost: this one.
             self.health().check()?;
         }
         if self.survivors.get().is_some() {

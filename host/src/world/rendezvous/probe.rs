@@ -16,6 +16,7 @@ use super::listen::resolve;
 struct Answers {
     /// The number of addresses that accepted a connection, or did not answer.
     open: usize,
+    /// Whether one of the others refused.
     is_refused: bool,
 }
 

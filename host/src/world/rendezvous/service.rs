@@ -22,7 +22,9 @@ const SPAWN_RETRY: Duration = Duration::from_millis(50);
 /// The connections of a process, to which any of its threads can send.
 pub(super) struct Links {
     connections: Vec<Connection>,
+    /// Wakes the [`ServiceThread`], which polls the connections.
     waker: Waker,
+    /// Set once, before the waker wakes the thread for it; nothing else is handed over.
     closing: AtomicBool,
 }
 
@@ -110,6 +112,7 @@ impl<S: Service> Drop for ServiceThread<S> {
 
 fn run(service: &impl Service) {
     let Links { connections, waker, closing } = service.links();
+    // When to beat, if that goes on, and when to give up closing, once that has begun.
     let (mut beat, mut end) = (Some(Instant::now()), None);
     let mut open: Vec<usize> = (0..connections.len()).collect();
     // Frames that arrived earlier may be in the connections' buffers already.
@@ -123,6 +126,7 @@ fn run(service: &impl Service) {
         if closing.load(Ordering::Acquire) {
             end.get_or_insert_with(|| Instant::now() + CLOSE_TIMEOUT);
             for &index in &open {
+                // Once all is sent, or nothing can be.
                 if !matches!(connections[index].flush(), Ok(false)) {
                     connections[index].shutdown(Shutdown::Write);
                 }
@@ -136,6 +140,7 @@ fn run(service: &impl Service) {
         let fds = open.iter().map(|&index| connections[index].poll_fd());
         let mut fds: Vec<_> = fds.chain([waker.poll_fd()]).collect();
         ready = poll(&mut fds, next.map(|next| next.saturating_duration_since(now)));
+        // The waker is the last one.
         if ready.pop() == Some(true) {
             waker.clear();
         }

@@ -26,6 +26,7 @@ use crate::machine::{Shared, Wakes};
 
 /// How long a call of a channel waits for a value.
 const GET: Duration = Duration::from_millis(20);
+/// The key of the [`LostRank`] that all ranks report.
 const LOST: &str = "lost";
 /// The heartbeat of a rank whose communicator has ended.
 const ENDED: &[u8] = b"ended";
@@ -132,9 +133,11 @@ struct Member {
     n_ranks: usize,
     /// The number of exchanges of each set of ranks, by name.
     rounds: Mutex<HashMap<String, u64>>,
+    /// Whether the heartbeat is to end, because this rank's communicator has.
     stopped: Shared<bool>,
 }
 
+/// Returns the key of a rank's heartbeat, whose values differ: a number that grows, or [`ENDED`].
 fn heartbeat_of(rank: usize) -> String {
     format!("alive/{rank}")
 }
@@ -196,6 +199,8 @@ impl Member {
         }
     }
 
+    /// Sets this rank's heartbeat, and looks whether that of the `watched` rank has changed from
+    /// `last`.
     fn beat(
         &self,
         beat: u64,
@@ -210,6 +215,7 @@ impl Member {
         }
         let heard = self.peek(&heartbeat_of(*watched))?;
         if *watched == self.rank {
+            // The communicators of all others have ended.
             return Ok(());
         }
         if heard.as_deref() == Some(ENDED) {
@@ -245,6 +251,7 @@ impl Member {
             }
             Ok(found.is_some())
         })?;
+        // `poll` succeeds only after it was found.
         Ok(found.unwrap_or_default())
     }
 
@@ -292,11 +299,13 @@ impl Transport for ChannelTransport {
                     let (lost, why) = match absent.contains(rank) {
                         true => (*rank, "its side channel keeps nothing".to_owned()),
                         false => {
+                            // `member` may have come after its wait.
                             let lost = absent.first().copied().unwrap_or(member);
                             (lost, absence(waited, call_of(bytes), &here, &absent))
                         }
                     };
                     self.0.announce(lost, why);
+                    // Fails, since a rank is lost now.
                     health.check()?;
                 }
                 Err(error) => {

@@ -45,8 +45,9 @@ pub(super) struct Strangers<'a> {
     config: &'a RendezvousConfig,
     /// The strangers in the order in which they came.
     list: Vec<Stranger>,
-    /// The failures of each network in this period.
+    /// The failures of each [`network`] in this period.
     failures: HashMap<IpAddr, u32>,
+    /// When this period began.
     period: Instant,
     /// When to accept again.
     resume: Instant,
@@ -201,7 +202,7 @@ impl Stranger {
             }
             let hello: Hello = parse(&payload)?;
             let token = match (&config.token, hello.nonce) {
-                // Other jobs and versions are refused for what they are.
+                // Other jobs and versions need no proof: the acceptor refuses them for that reason.
                 _ if hello.job != config.job || hello.protocol != PROTOCOL => {
                     return Ok(Some(hello));
                 }

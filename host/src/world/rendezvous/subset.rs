@@ -62,6 +62,7 @@ impl Subset {
             return Err(invalid());
         }
         let Some(members) = last else { return Ok(Self::world(n_ranks)) };
+        // `fault` refuses the largest number, as it does every one from `n_ranks` on.
         let members = members.iter().map(|&member| usize::try_from(member).unwrap_or(usize::MAX));
         let members: Vec<usize> = members.collect();
         match fault(&members, n_ranks) {

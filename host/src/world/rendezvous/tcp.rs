@@ -80,6 +80,7 @@ impl Root {
             ExchangeState::Complete(complete) => {
                 let (payload, outcome) = (pack(&complete.all), complete.outcome.clone());
                 for (&member, request) in subset.members().iter().zip(&complete.requests) {
+                    // Rank 0 gets the result by `publish`.
                     if member > 0 {
                         let payload = [&request.to_le_bytes(), payload.as_slice()];
                         self.links.send(member - 1, Kind::Gathered, &payload);
@@ -90,6 +91,7 @@ impl Root {
             }
             ExchangeState::Pending(outcome) => outcome,
             ExchangeState::Failed(rank, why) => {
+                // Ends the waits for the outcome, which never comes.
                 self.mark_lost(rank, why);
                 Outcome::default()
             }
@@ -272,7 +274,7 @@ struct Client {
     links: Links,
     /// The silence of rank 0.
     silence: Silence,
-    /// The request number of the next exchange.
+    /// The request number of the next exchange. Nothing depends on the order of these numbers.
     next: AtomicU64,
     members: Members,
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
 use super::seal::Seal;
-use super::wire::Hello;
+use super::wire::{Hello, json};
 
 /// A random number that is used once.
 pub(crate) type Nonce = [u8; 32];
@@ -68,7 +68,7 @@ impl Token {
             Hmac::<Sha256>::new_from_slice(&self.0).expect("a key of HMAC may have any length");
         hash.update(nonce);
         // The hello has the other nonce, the job, the rank and the ends of the connection.
-        hash.update(&serde_json::to_vec(hello).unwrap_or_default());
+        hash.update(&json(hello));
         Handshake(hash)
     }
 }

@@ -13,8 +13,9 @@ use super::token::Nonce;
 
 /// The most bytes of an exchange, all ranks together.
 pub(crate) const MAX_PAYLOAD: usize = 64 << 20;
-/// Returns the most bytes that each of some ranks can contribute: those of all must fit into one
-/// frame.
+
+/// Returns the most bytes that each of some ranks can contribute: those of all, each after its
+/// length as [`pack`] writes them, must fit into one frame.
 pub(crate) fn max_contribution(n_ranks: usize) -> usize {
     (MAX_PAYLOAD / n_ranks.max(1)).saturating_sub(size_of::<u32>())
 }
@@ -25,6 +26,7 @@ pub(crate) const MAX_FRAME: usize = MAX_PAYLOAD + MAX_KEY + 16;
 /// The largest payload before a connection is known to be a rank's.
 pub(crate) const MAX_GREETING: usize = 4 << 10;
 
+/// The kind of a frame. The numbers are not ASCII, so that no text of another protocol is a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -197,7 +199,8 @@ pub(crate) fn request(payload: &[u8]) -> io::Result<(u64, &[u8])> {
     Ok((u64::from_le_bytes(*request), rest))
 }
 
-/// Returns all contributions to an exchange in one payload, each after its length.
+/// Returns all contributions to an exchange in one payload, each after its length. Each has at most
+/// [`max_contribution`] bytes.
 pub(crate) fn pack(parts: &[Vec<u8>]) -> Vec<u8> {
     let mut payload = Vec::with_capacity(parts.iter().map(|part| 4 + part.len()).sum());
     for part in parts {
@@ -207,6 +210,7 @@ pub(crate) fn pack(parts: &[Vec<u8>]) -> Vec<u8> {
     payload
 }
 
+/// Reads what [`pack`] has written.
 pub(crate) fn unpack(mut payload: &[u8]) -> io::Result<Vec<Vec<u8>>> {
     let mut parts = Vec::new();
     while let Some((length, rest)) = payload.split_first_chunk() {

@@ -10,7 +10,7 @@ use devcomm_types::nccl;
 use super::{compare, printed};
 use devcomm_sys::nccl::*;
 
-/// A field: C name, offset, size, initial value.
+/// A field: C name, offset, size, and initial value as a number, `None` if it is not compared.
 type Field = (&'static str, usize, usize, Option<i64>);
 
 macro_rules! fields {

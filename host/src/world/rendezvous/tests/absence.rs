@@ -60,6 +60,7 @@ fn simulated_ranks_wait_by_the_simulated_clock() {
 /// How many processes are stopped, unless DEVCOMM_STOPS says another number.
 const STOPS: usize = 16;
 const SOCKET: &str = "DEVCOMM_TEST_SOCKET";
+/// Exit code of a rank, plus the number of the rank that was lost.
 const LOST: i32 = 100;
 
 /// Exchanges until a rank is lost; exits with its number. What it prints goes to a file.

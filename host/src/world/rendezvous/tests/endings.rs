@@ -47,9 +47,13 @@ const LOST: i32 = 60;
 
 /// One job, and when and how one of its processes ends.
 struct Case {
+    /// The rank whose process ends.
     victim: usize,
+    /// Whether it is stopped, not killed.
     stops: bool,
+    /// Whether the ranks fork children.
     forks: bool,
+    /// Whether the other ranks are to go on.
     shrinks: bool,
     moment: Moment,
     delay: Duration,

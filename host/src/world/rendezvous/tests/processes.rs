@@ -21,6 +21,7 @@ pub(super) fn job(test: &str, n_ranks: usize) -> LocalJob {
     LocalJob::new(n_ranks).unwrap().program("/bin/sh").args(args).env(ROLE, test)
 }
 
+/// The variable with the name of the test that a process runs as a rank.
 pub(super) const ROLE: &str = "DEVCOMM_TEST_ROLE";
 
 /// Returns the configuration of this process, if it is a rank of this test.

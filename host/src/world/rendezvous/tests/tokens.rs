@@ -46,6 +46,7 @@ fn a_process_without_the_token_is_refused_and_the_job_goes_on() {
     });
 }
 
+/// The timeout of joining for a rank that does not succeed: it tries again until then.
 pub(super) const DENIED: Duration = Duration::from_millis(400);
 
 #[test]
