@@ -9,7 +9,7 @@
 //!
 //! In every epoch each rank must send at least one element to every peer and receive at least one
 //! from every peer: then a peer's message of this epoch implies that the peer has received all
-//! messages of the previous epoch.
+//! messages of the previous epoch, whose lines the next epoch overwrites.
 //!
 //! # Example
 //!
@@ -66,8 +66,8 @@ const PAYLOAD: usize = 8;
 /// A line in memory: payload, epoch, payload, epoch.
 type Line = Vec16<u32>;
 
-/// The memory of LL all-to-all sessions, which the host requested for a number of blocks and slots.
-/// A slot holds one line.
+/// The memory of LL all-to-all sessions, which the host requested for a number of blocks, and of
+/// slots in each of a block's two banks. A slot holds one line.
 ///
 /// NCCL: `ncclLLA2AHandle` with its team.
 #[doc(alias = "ncclLLA2AHandle")]
@@ -348,7 +348,7 @@ impl<T: Pod> LlA2a<'_, T> {
     /// Stores the epoch, if one has ended, for the next session.
     #[track_caller]
     fn close(self) {
-        // All threads have loaded the word before an epoch could end.
+        // All threads have loaded the word before an epoch ended, at the barrier of `end_epoch`.
         if self.coop.thread_rank() == 0 && self.epoch != self.first {
             // SAFETY: the word is the block's header, which only this coop reads and writes.
             unsafe { mem::store(self.header(), self.epoch.wrapping_sub(FIRST_EPOCH)) };

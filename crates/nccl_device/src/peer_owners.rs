@@ -191,6 +191,7 @@ impl<const ROWS: u32, const COLUMNS: u32> Owners for TileOwners<ROWS, COLUMNS> {
         let (round, in_round) = (tile_column / ROUND, tile_column % ROUND);
         let owner = (tile_row + round + in_round) % matrix.ranks();
         let rounds = matrix.n.div_ceil(ROUND * COLUMNS);
+        // An owner's tiles in a round are `ranks` apart.
         let tile =
             (tile_row * rounds + round) * round_tiles(matrix.ranks()) + in_round / matrix.ranks();
         let in_tile = slot_in_rows(row % ROWS, column % COLUMNS, COLUMNS);

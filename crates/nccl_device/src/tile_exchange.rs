@@ -61,7 +61,7 @@ use devcomm_types::Element;
 
 use crate::{Coop, DevComm, Epoch, Flag, Window};
 
-/// Vectors that a thread has in flight.
+/// Vectors of 16 bytes that a thread has in flight.
 const UNROLL: usize = 8;
 
 /// An exchange of tiles in one launch, within the LSA team.
