@@ -112,6 +112,7 @@ pub fn token_text(tokens: TokenStream, values: &[(&Ident, String)]) -> String {
     out
 }
 
+/// Appends the tokens, with a space between words and after a comma or semicolon.
 fn write_tokens(tokens: TokenStream, values: &[(&Ident, String)], out: &mut String) {
     let in_word = |c: char| c.is_alphanumeric() || c == '_';
     for token in tokens {

@@ -284,6 +284,8 @@ impl<
                 next += Self::TERMS;
             }
             while term < self.terms() {
+                // Each fill commits one group. The newest `STAGES - 2` are of later stages than
+                // this step's, which has arrived then.
                 match STAGES {
                     2 => async_copy::wait_groups::<0>(),
                     3 => async_copy::wait_groups::<1>(),
@@ -338,7 +340,8 @@ impl<
         (MmaTile::at_shared(a), MmaTile::at_shared(b))
     }
 
-    /// Starts the copies of a stage, from column `term` of the factors on, and commits them.
+    /// Starts the copies of a stage, from column `term` of the factors on, and commits them: an
+    /// empty group if there is no such column.
     ///
     /// # Safety
     ///
