@@ -17,7 +17,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Returns the source of a macro call.
+    /// Returns the source of a macro call; without cargo the package is `kernels`.
     pub fn of(span: proc_macro::Span) -> Self {
         let package = std::env::var("CARGO_PKG_NAME").unwrap_or_else(|_| "kernels".into());
         let set = |name| std::env::var_os(name).is_some();

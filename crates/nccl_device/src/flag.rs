@@ -211,8 +211,8 @@ impl Epoch {
     ///
     /// # Safety
     ///
-    /// One coop of each block calls this, once per launch, after a barrier that follows every
-    /// thread's [`begin`](Self::begin) in the block.
+    /// One coop of each block calls this, once per launch, after a barrier that follows the
+    /// [`begin`](Self::begin) of all threads of the block that use the number.
     #[track_caller]
     pub unsafe fn end(&self, coop: Coop) {
         // SAFETY: the caller's contract. The last block writes the number: all have read it then.

@@ -202,6 +202,7 @@ impl<const N: usize> Lamport<'_, N> {
         self.in_part(self.slots.part(distance), source, slot)
     }
 
+    /// Does the same as [`slot`](Self::slot), in the part of a rank.
     fn in_part(&self, part: LsaPtr<u32>, source: usize, slot: u32) -> *mut u32 {
         let sources = sources(self.slots.ranks());
         let source = if sources == 1 { 0 } else { source };

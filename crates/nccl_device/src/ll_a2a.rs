@@ -419,8 +419,7 @@ impl<T: Pod> LlA2a<'_, T> {
             let [low, high] = words[i];
             let line = Line::from_bits([low, self.epoch, high, self.epoch]);
             let to = first.wrapping_add(i * self.pitch as usize).cast::<u32>();
-            // SAFETY: the caller passes a line of the session's memory to which only this thread
-            // writes.
+            // SAFETY: the caller passes a line of the session that only this thread writes.
             unsafe {
                 if MULTICAST {
                     multimem::store_ordered(to.cast(), line, Order::Relaxed, Scope::Sys);

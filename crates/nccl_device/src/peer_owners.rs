@@ -172,8 +172,8 @@ impl<const ROWS: u32, const COLUMNS: u32> TileOwners<ROWS, COLUMNS> {
     /// The number of slots of a tile.
     const SLOTS: u32 = ROWS / PART_ROWS * (COLUMNS / PART_COLUMNS) * PART_SLOTS;
 
-    /// Returns the number of slots of an `m x n` matrix for each of `ranks` sending ranks, if it
-    /// fits in 32 bits.
+    /// Returns the number of slots of an `m x n` matrix for each of `ranks` sending ranks, which
+    /// are at least one, if it fits in 32 bits.
     #[must_use]
     pub fn slots(m: usize, n: usize, ranks: u32) -> Option<u32> {
         let columns = n.div_ceil((ROUND * COLUMNS) as usize);

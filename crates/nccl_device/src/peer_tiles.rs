@@ -308,7 +308,8 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
         });
     }
 
-    /// Signals that the calling thread has added all its elements.
+    /// Signals that the calling thread has added all its elements, before the barrier that precedes
+    /// [`end`](Self::end).
     #[track_caller]
     pub fn added(&self) {
         if O::BROADCASTS {

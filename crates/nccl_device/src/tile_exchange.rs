@@ -185,6 +185,7 @@ impl<'a, T: Element> TileExchange<'a, T> {
         }
         tma::commit_stores();
         tma::wait_stores::<0>();
+        // The stores have ended, so that this thread's release covers them.
         for peer in peers {
             self.flag(tile).post(Coop::thread(), peer, self.epoch.get());
         }

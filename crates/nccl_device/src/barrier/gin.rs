@@ -119,8 +119,8 @@ impl<'a, B: GinBackend> GinBarriers<'a, B> {
         Self { all_contexts: true, ..self }
     }
 
-    /// Returns barrier `index`, for the threads of `coop`. The handle has no count: this traps only
-    /// if the device communicator has no such signals, not if they are of another set.
+    /// Returns barrier `index`, for the threads of `coop`. The handle has no count: on a GPU this
+    /// traps only if the device communicator has no such signals, not if another set has them.
     ///
     /// NCCL: `ncclGinBarrierSession`'s constructor.
     #[doc(alias = "ncclGinBarrierSessionInit")]
@@ -142,7 +142,7 @@ impl<'a, B: GinBackend> GinBarriers<'a, B> {
 
 #[cfg(not(target_arch = "nvptx64"))]
 impl<B> GinBarriers<'_, B> {
-    /// Tells the simulator that a session on barrier `index` is opened or closed.
+    /// Tells the simulator that a session on barrier `index` is opened, or closed if not `open`.
     #[track_caller]
     fn tell_simulator(&self, coop: Coop, index: u32, open: bool) {
         let context = (!self.all_contexts).then_some(self.gin.index);
