@@ -105,9 +105,10 @@ impl<'a> LlA2aBuffer<'a> {
     /// In an epoch a rank receives at most `max_elements` elements `T`, numbered from 0. A `T` has
     /// at most 64 bytes.
     ///
-    /// `body` is a closure because a session that is not closed loses its epoch. Every thread of
-    /// the coop must call this, with the same arguments in every rank of the team. Only one coop at
-    /// a time may use `block`. Traps if the elements do not fit the slots.
+    /// `body` is a closure because a session that is not closed loses its epoch: then old lines
+    /// would match the epochs of the next one. Every thread of the coop must call this, with the
+    /// same arguments in every rank of the team. Only one coop at a time may use `block`. Traps if
+    /// the elements do not fit the slots.
     ///
     /// NCCL: `ncclLLA2ASession`'s constructor and destructor.
     #[doc(alias = "ncclLLA2ASession")]

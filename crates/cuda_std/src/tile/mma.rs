@@ -44,6 +44,7 @@ impl<T: Factor> Matrix<T> {
         let inside = |i: u32| row < self.rows && column + i < self.columns;
         let row = self.address.wrapping_add(row as usize * self.columns as usize);
         let from = |i: u32| row.wrapping_add((column + i) as usize);
+        // A row is a whole number of copies, so each is inside as a whole or not at all.
         // SAFETY: the caller's contract; what is not inside is not read.
         unsafe {
             match ALIGN {
@@ -127,7 +128,8 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
         thread: u32,
     ) {
         if TRANSPOSED {
-            // A row of the matrix is a column of the tile.
+            // A row of the matrix is a column of the tile. The threads copy 8, 16 or 32 at a time,
+            // since the compiler evaluates the assertion below for this tile too.
             let columns = const {
                 assert!(THREADS.is_multiple_of(ROWS) && ROWS.is_multiple_of(64));
                 THREADS / (ROWS / 8)
@@ -300,6 +302,7 @@ impl<
                 read = read.next(STAGES);
                 term += Self::TERMS;
             }
+            // The caller may write the memory now.
             sync();
         }
         sums
