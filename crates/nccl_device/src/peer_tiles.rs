@@ -244,8 +244,7 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
             (distance, distance + 1)
         };
         if row < self.m && column < self.n {
-            // SAFETY: the caller keeps the tile until TMA has read it; the slot is one of those
-            // used.
+            // SAFETY: the caller keeps the tile until TMA has read it; the launch uses the slot.
             unsafe {
                 let (session, mut distance) = (self.join(), first);
                 while distance < end {

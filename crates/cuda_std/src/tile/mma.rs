@@ -127,9 +127,14 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
         (row, column): (u32, u32),
         thread: u32,
     ) {
+        const CHUNKS: u32 = 4;
+        let rows = const {
+            assert!(THREADS.is_multiple_of(8 * CHUNKS) && ROWS.is_multiple_of(THREADS / CHUNKS));
+            THREADS / CHUNKS
+        };
         if TRANSPOSED {
-            // A row of the matrix is a column of the tile. The threads copy 8, 16 or 32 at a time,
-            // since the compiler evaluates the assertion below for this tile too.
+            // A row of the matrix is a column of the tile. By the two assertions the threads copy
+            // 8, 16 or 32 columns at a time.
             let columns = const {
                 assert!(THREADS.is_multiple_of(ROWS) && ROWS.is_multiple_of(64));
                 THREADS / (ROWS / 8)
@@ -144,11 +149,6 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
             }
             return;
         }
-        const CHUNKS: u32 = 4;
-        let rows = const {
-            assert!(THREADS.is_multiple_of(8 * CHUNKS) && ROWS.is_multiple_of(THREADS / CHUNKS));
-            THREADS / CHUNKS
-        };
         let (r, c) = (thread / CHUNKS, 8 * (thread % CHUNKS));
         let mut first = 0;
         while first < ROWS {
