@@ -40,7 +40,7 @@ use crate::{arch, cluster, mem, shared_array, thread};
 /// The maximum number of warps in a block.
 const WARPS: usize = 32;
 
-/// The maximum number of warps in a cluster of a [`ClusterSum`].
+/// The maximum number of warps in a cluster of a [`ClusterSum`]: 8 blocks, of 16 warps each.
 const CLUSTER_WARPS: usize = 8 * 16;
 
 /// A number type that can be summed over threads. Integers wrap around.
@@ -165,6 +165,8 @@ pub unsafe fn block_sum<T: Summand>(mine: T) -> T {
 /// and wait for nothing else: no fence waits for what the threads have stored in global memory.
 /// Needs sm_90.
 pub struct ClusterSum {
+    /// The number of earlier sums. Two banks take turns, each of which has a phase in every second
+    /// sum: so bit 0 is the bank, and bit 1 the parity of its phase.
     calls: u32,
 }
 
@@ -233,8 +235,10 @@ impl ClusterSum {
                 i += 1;
             }
             if thread::thread_idx_x() == 0 {
+                // Each warp of the cluster sends a slot of 16 bytes to this block.
                 full.arrive_expect_tx(16 * blocks * warps);
             }
+            // Each lane sends to the block of its number; there are fewer blocks than lanes.
             if lane < blocks {
                 let slot = (cluster::rank() * warps + warp::warp_id()) as usize;
                 let to = arch::shared_address(slots.add(slot));

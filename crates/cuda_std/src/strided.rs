@@ -81,7 +81,7 @@ impl<N: Index> Iterator for Strided<N> {
 }
 
 /// Divides `count` elements into `parts` parts that follow each other, and whose lengths differ by
-/// at most one. Returns the first element and the length of part `index`.
+/// at most one. Returns the first element and the length of part `index`. No parts count as one.
 ///
 /// ```
 /// use cuda_std::strided::share;

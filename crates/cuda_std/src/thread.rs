@@ -156,7 +156,7 @@ pub fn named_barrier_sync(id: u32, threads: u32) {
 }
 
 /// Does the same as [`sync_threads`], and returns the number of threads whose `predicate` is not
-/// zero. PTX: `barrier.red.popc`.
+/// zero. PTX: `bar.red.popc`.
 #[doc(alias = "__syncthreads_count")]
 #[track_caller]
 pub fn sync_threads_count(predicate: u32) -> u32 {
@@ -164,7 +164,7 @@ pub fn sync_threads_count(predicate: u32) -> u32 {
 }
 
 /// Does the same as [`sync_threads`], and returns whether every thread's `predicate` is not zero,
-/// as 1 or 0. PTX: `barrier.red.and`.
+/// as 1 or 0. PTX: `bar.red.and`.
 #[doc(alias = "__syncthreads_and")]
 #[track_caller]
 pub fn sync_threads_and(predicate: u32) -> u32 {
@@ -172,7 +172,7 @@ pub fn sync_threads_and(predicate: u32) -> u32 {
 }
 
 /// Does the same as [`sync_threads`], and returns whether any thread's `predicate` is not zero, as
-/// 1 or 0. PTX: `barrier.red.or`.
+/// 1 or 0. PTX: `bar.red.or`.
 #[doc(alias = "__syncthreads_or")]
 #[track_caller]
 pub fn sync_threads_or(predicate: u32) -> u32 {

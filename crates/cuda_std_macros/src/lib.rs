@@ -139,9 +139,9 @@ pub fn print(input: TokenStream) -> TokenStream {
 
 /// Prints a line from a kernel, for debugging.
 ///
-/// It takes `{}` and `{name}` with numbers, `bool` and raw pointers, and no format options. On the
-/// GPU the text goes through CUDA's printf buffer and appears when the host synchronises; on the
-/// host it goes to the simulator.
+/// It takes `{}` and `{name}` with numbers, `bool` and raw pointers, and no format options; `{:?}`
+/// is the same as `{}`. On the GPU the text goes through CUDA's printf buffer and appears when the
+/// host synchronises; on the host it goes to the simulator.
 #[proc_macro]
 pub fn println(input: TokenStream) -> TokenStream {
     let call = syn::parse_macro_input!(input as print::Print);

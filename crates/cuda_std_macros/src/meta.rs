@@ -17,7 +17,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Returns the source of a macro call.
+    /// Returns the source of a macro call; without cargo the package is `kernels`.
     pub fn of(span: proc_macro::Span) -> Self {
         let package = std::env::var("CARGO_PKG_NAME").unwrap_or_else(|_| "kernels".into());
         let set = |name| std::env::var_os(name).is_some();
@@ -112,6 +112,7 @@ pub fn token_text(tokens: TokenStream, values: &[(&Ident, String)]) -> String {
     out
 }
 
+/// Appends the tokens, with a space between words and after a comma or semicolon.
 fn write_tokens(tokens: TokenStream, values: &[(&Ident, String)], out: &mut String) {
     let in_word = |c: char| c.is_alphanumeric() || c == '_';
     for token in tokens {

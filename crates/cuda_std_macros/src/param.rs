@@ -102,6 +102,7 @@ fn is_repr_c(input: &DeriveInput) -> Result<bool> {
     for attr in input.attrs.iter().filter(|attr| attr.path().is_ident("repr")) {
         attr.parse_nested_meta(|meta| {
             found |= meta.path.is_ident("C");
+            // The argument of `align(..)`, which may stand beside `C`.
             if meta.input.peek(syn::token::Paren) {
                 let content;
                 syn::parenthesized!(content in meta.input);

@@ -7,7 +7,7 @@
 pub struct CoopCall {
     /// The call, such as `barrier.sync`.
     pub name: &'static str,
-    /// Names and values of arguments; those without a name are unused.
+    /// Names and values of arguments, printed as signed numbers; those without a name are unused.
     pub args: [(&'static str, u64); 6],
 }
 
@@ -19,7 +19,7 @@ impl CoopCall {
         Self { name, args: [("", 0); 6] }
     }
 
-    /// Adds an argument, if there is space.
+    /// Adds an argument; one more than the array has space for is left out.
     #[must_use]
     pub fn arg(mut self, name: &'static str, value: u64) -> Self {
         if let Some(free) = self.args.iter_mut().find(|(name, _)| name.is_empty()) {

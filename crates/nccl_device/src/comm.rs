@@ -86,7 +86,8 @@ impl DevComm {
         self.0.gin_context_count
     }
 
-    /// Returns the distance in ranks between peers that GIN connects: 1 with FULL connections.
+    /// Returns the distance in ranks between peers that GIN connects: 1 with FULL connections, and
+    /// at least 1, as callers divide by it.
     pub(crate) fn gin_stride(&self) -> i32 {
         (self.0.gin_connection_stride as i32).max(1)
     }

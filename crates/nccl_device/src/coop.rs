@@ -65,8 +65,8 @@ impl Coop {
         init!(Kind::Lanes(lane_mask), ncclCoopAnyInitLanes(lane_mask))
     }
 
-    /// Returns warps `first_warp..first_warp + n_warps` of the block. `id`, 0 to 14, selects the
-    /// named barrier: spans in use at the same time need different ids. NCCL:
+    /// Returns warps `first_warp..first_warp + n_warps` of the block. `id`, 0 to 14, selects named
+    /// barrier `id + 1`: spans in use at the same time need different ids. NCCL:
     /// `ncclCoopAnyInitWarpSpan`.
     #[doc(alias = "ncclCoopAnyInitWarpSpan")]
     #[track_caller]

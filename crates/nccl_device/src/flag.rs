@@ -119,8 +119,7 @@ impl<'a> Flag<'a> {
     /// thread.
     #[track_caller]
     pub fn get(&self) -> u32 {
-        // SAFETY: the flag is one of the set's words, which the host allocated and only flags
-        // access.
+        // SAFETY: the constructor's contract: the word exists and has ordered accesses only.
         unsafe { self.words.local().load_acquire(self.index) }
     }
 
@@ -212,11 +211,11 @@ impl Epoch {
     ///
     /// # Safety
     ///
-    /// One coop of each block calls this, once per launch.
+    /// One coop of each block calls this, once per launch, after a barrier that follows the
+    /// [`begin`](Self::begin) of all threads of the block that use the number.
     #[track_caller]
     pub unsafe fn end(&self, coop: Coop) {
-        // SAFETY: the caller's contract. The last block to end the epoch writes the number: before
-        // that, other blocks may still read it.
+        // SAFETY: the caller's contract. The last block writes the number: all have read it then.
         unsafe {
             if coop.thread_rank() == 0 && is_last_block(self.words.add(ENDED), Order::AcqRel) {
                 mem::store_ordered(self.words.add(LAST), self.number, Order::Relaxed, Scope::Gpu);
@@ -231,8 +230,8 @@ impl Epoch {
 ///
 /// # Safety
 ///
-/// One thread of each block calls this, once per launch, with a word that was 0 before the first
-/// launch.
+/// One thread of each block of a one-dimensional grid calls this, once per launch, with a word that
+/// was 0 before the first launch.
 #[track_caller]
 pub unsafe fn is_last_block(word: *mut u32, order: Order) -> bool {
     let blocks = thread::grid_dim_x();

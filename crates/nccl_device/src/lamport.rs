@@ -203,6 +203,7 @@ impl<const N: usize> Lamport<'_, N> {
         self.in_part(self.slots.part(distance), source, slot)
     }
 
+    /// Does the same as [`slot`](Self::slot), in the part of a rank.
     fn in_part(&self, part: LsaPtr<u32>, source: usize, slot: u32) -> *mut u32 {
         let sources = sources(self.slots.ranks());
         let source = if sources == 1 { 0 } else { source };
@@ -280,7 +281,7 @@ impl<const N: usize> Lamport<'_, N> {
         if N == 2 {
             // SAFETY: the caller's thread alone empties this slot in this launch.
             let theirs = unsafe { self.receive(1 - me, slot) };
-            // An index would compile to a branch.
+            // An array indexed by `me` would compile to a branch.
             let [first, second] = if me == 0 { [mine, theirs] } else { [theirs, mine] };
             each(0, first);
             each(1, second);
@@ -379,6 +380,7 @@ impl<const N: usize> Lamport<'_, N> {
         message: impl Fn(usize) -> Option<(usize, u32)>,
         pause: u32,
     ) -> [Vec16<T>; K] {
+        // The report of an abort names the first message's slot; it is 0 if no rank sends that one.
         // Slots are opaque, as their addresses would take registers from here to the end.
         self.wait(message(0).map_or(0, |(_, slot)| slot), || {
             let (mut all, mut i) = (true, 0);
@@ -456,7 +458,7 @@ impl<const N: usize> Lamport<'_, N> {
         Vec16::from_bits(unsafe { mem::load_vec_relaxed(from, Scope::Sys) }.to_bits())
     }
 
-    /// Waits for messages in a slot.
+    /// Waits until `done`. The host's report of an aborted wait names the slot.
     #[track_caller]
     fn wait(&self, slot: u32, done: impl FnMut() -> bool) {
         let what = || WaitFor {
@@ -487,7 +489,7 @@ impl<const N: usize> Lamport<'_, N> {
             let state = self.slots.state;
             let ended = state.add(ENDED);
             if coop.thread_rank() == 0 && is_last_block(ended, Order::Relaxed) {
-                // Not from this launch's number, which would take a register until then.
+                // To store `self.launch + 1` would take a register from the beginning to here.
                 let launches = AtomicU32::from_ptr(state.add(LAUNCHES));
                 launches.fetch_add(1, Order::Relaxed, Scope::Gpu);
             }

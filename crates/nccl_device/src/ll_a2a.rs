@@ -9,7 +9,7 @@
 //!
 //! In every epoch each rank must send at least one element to every peer and receive at least one
 //! from every peer: then a peer's message of this epoch implies that the peer has received all
-//! messages of the previous epoch.
+//! messages of the previous epoch, whose lines the next epoch overwrites.
 //!
 //! # Example
 //!
@@ -66,8 +66,8 @@ const PAYLOAD: usize = 8;
 /// A line in memory: payload, epoch, payload, epoch.
 type Line = Vec16<u32>;
 
-/// The memory of LL all-to-all sessions, which the host requested for a number of blocks and slots.
-/// A slot holds one line.
+/// The memory of LL all-to-all sessions, which the host requested for a number of blocks, and of
+/// slots in each of a block's two banks. A slot holds one line.
 ///
 /// NCCL: `ncclLLA2AHandle` with its team.
 #[doc(alias = "ncclLLA2AHandle")]
@@ -105,9 +105,10 @@ impl<'a> LlA2aBuffer<'a> {
     /// In an epoch a rank receives at most `max_elements` elements `T`, numbered from 0. A `T` has
     /// at most 64 bytes.
     ///
-    /// `body` is a closure because a session that is not closed loses its epoch. Every thread of
-    /// the coop must call this, with the same arguments in every rank of the team. Only one coop at
-    /// a time may use `block`. Traps if the elements do not fit the slots.
+    /// `body` is a closure because a session that is not closed loses its epoch: then old lines
+    /// would match the epochs of the next one. Every thread of the coop must call this, with the
+    /// same arguments in every rank of the team. Only one coop at a time may use `block`. Traps if
+    /// the elements do not fit the slots.
     ///
     /// NCCL: `ncclLLA2ASession`'s constructor and destructor.
     #[doc(alias = "ncclLLA2ASession")]
@@ -348,7 +349,7 @@ impl<T: Pod> LlA2a<'_, T> {
     /// Stores the epoch, if one has ended, for the next session.
     #[track_caller]
     fn close(self) {
-        // All threads have loaded the word before an epoch could end.
+        // All threads have loaded the word before an epoch ended, at the barrier of `end_epoch`.
         if self.coop.thread_rank() == 0 && self.epoch != self.first {
             // SAFETY: the word is the block's header, which only this coop reads and writes.
             unsafe { mem::store(self.header(), self.epoch.wrapping_sub(FIRST_EPOCH)) };
@@ -419,8 +420,7 @@ impl<T: Pod> LlA2a<'_, T> {
             let [low, high] = words[i];
             let line = Line::from_bits([low, self.epoch, high, self.epoch]);
             let to = first.wrapping_add(i * self.pitch as usize).cast::<u32>();
-            // SAFETY: the caller passes a line of the session's memory to which only this thread
-            // writes.
+            // SAFETY: the caller passes a line of the session that only this thread writes.
             unsafe {
                 if MULTICAST {
                     multimem::store_ordered(to.cast(), line, Order::Relaxed, Scope::Sys);

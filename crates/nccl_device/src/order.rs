@@ -26,7 +26,8 @@ impl MemoryOrder {
         matches!(self, Self::Release | Self::AcqRel | Self::SeqCst)
     }
 
-    /// Returns the order of a load that ends a wait.
+    /// Returns the order of a load that ends a wait. With [`Self::SeqCst`] only the fence
+    /// [before the arrival](Self::fence_before_arrival) is sequentially consistent.
     pub(crate) const fn of_load(self) -> Order {
         match self {
             Self::Acquire | Self::AcqRel | Self::SeqCst => Order::Acquire,

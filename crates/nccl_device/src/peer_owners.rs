@@ -172,8 +172,8 @@ impl<const ROWS: u32, const COLUMNS: u32> TileOwners<ROWS, COLUMNS> {
     /// The number of slots of a tile.
     const SLOTS: u32 = ROWS / PART_ROWS * (COLUMNS / PART_COLUMNS) * PART_SLOTS;
 
-    /// Returns the number of slots of an `m x n` matrix for each of `ranks` sending ranks, if it
-    /// fits in 32 bits.
+    /// Returns the number of slots of an `m x n` matrix for each of `ranks` sending ranks, which
+    /// are at least one, if it fits in 32 bits.
     #[must_use]
     pub fn slots(m: usize, n: usize, ranks: u32) -> Option<u32> {
         let columns = n.div_ceil((ROUND * COLUMNS) as usize);
@@ -191,6 +191,7 @@ impl<const ROWS: u32, const COLUMNS: u32> Owners for TileOwners<ROWS, COLUMNS> {
         let (round, in_round) = (tile_column / ROUND, tile_column % ROUND);
         let owner = (tile_row + round + in_round) % matrix.ranks();
         let rounds = matrix.n.div_ceil(ROUND * COLUMNS);
+        // An owner's tiles in a round are `ranks` apart.
         let tile =
             (tile_row * rounds + round) * round_tiles(matrix.ranks()) + in_round / matrix.ranks();
         let in_tile = slot_in_rows(row % ROWS, column % COLUMNS, COLUMNS);

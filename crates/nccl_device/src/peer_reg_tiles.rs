@@ -39,8 +39,8 @@ impl<'a, const N: usize> PeerRegTiles<'a, N> {
     /// # Safety
     ///
     /// The previous kernels have ended. `memory` is as [`LamportSlots::new`] and
-    /// [`LamportSlots::begin`] need it. The ranks' launches have the
-    /// same grid and the same tiles in each warp.
+    /// [`LamportSlots::begin`] need it. The ranks' launches have the same grid, and each warp has
+    /// the same tiles.
     #[track_caller]
     pub unsafe fn begin(comm: &'a DevComm, memory: &LamportMemory, used: u32) -> Self {
         const { assert!(N == 2 || N == 4 || N == 8, "tiles are added over 2, 4 or 8 ranks") };
@@ -67,8 +67,9 @@ impl<'a, const N: usize> PeerRegTiles<'a, N> {
     ) {
         const {
             assert!(BLOCKS.is_multiple_of(2), "a message has two blocks of 8 columns");
-            let at_once = 2 * AT_ONCE / N;
-            assert!(BLOCKS <= at_once || BLOCKS.is_multiple_of(at_once), "no equal shares");
+            let blocks_at_once = 2 * AT_ONCE / N;
+            let is_divided = BLOCKS.is_multiple_of(blocks_at_once);
+            assert!(BLOCKS <= blocks_at_once || is_divided, "no equal shares");
         }
         let vectors = BLOCKS / 2;
         let slot = |i: usize| (number * vectors as u32 + i as u32) * 32 + warp::lane_id();
@@ -86,9 +87,11 @@ impl<'a, const N: usize> PeerRegTiles<'a, N> {
             i += 1;
         }
         let me = self.session.me();
+        // Vectors of which the messages of all ranks are polled at the same time.
         let at_once = if AT_ONCE / N < vectors { AT_ONCE / N } else { vectors };
         let mut first = 0;
         while first < vectors {
+            // Returns the vector of a message, from `first` on, and the rank that sends it.
             let place = |message: usize| (message / N, message % N);
             let source = |message| {
                 let (i, rank) = place(message);
@@ -103,10 +106,8 @@ impl<'a, const N: usize> PeerRegTiles<'a, N> {
             while message < AT_ONCE {
                 let (i, rank) = place(message);
                 if i < at_once {
-                    bf16::add(
-                        &mut sum,
-                        if rank == me { rounded(tile, i) } else { theirs[message] },
-                    );
+                    let part = if rank == me { rounded(tile, i) } else { theirs[message] };
+                    bf16::add(&mut sum, part);
                     if rank == N - 1 {
                         replace(tile, i, sum);
                         sum = [0.0; LANES];
@@ -114,8 +115,8 @@ impl<'a, const N: usize> PeerRegTiles<'a, N> {
                 }
                 message += 1;
             }
-            // The next blocks move to the front: an index that is not constant would put the tile
-            // in local memory.
+            // The next blocks move to the front, and the first ones return there at the end: an
+            // index that is not constant would put the tile in local memory.
             rotate(tile, 2 * at_once);
             first += at_once;
         }

@@ -90,7 +90,7 @@ pub struct PeerTiles<'a, O, const N: usize> {
 pub struct PeerColumn {
     /// The index in C of the vector in the tile's first row.
     first: u32,
-    /// The number of C's rows from the tile's first row on.
+    /// The number of the matrix's rows from the tile's first row on.
     left: u32,
     /// Whether C has the column.
     is_stored: bool,
@@ -118,9 +118,9 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
     /// # Safety
     ///
     /// `memory` is as [`LamportSlots::new`] and [`LamportSlots::begin`] need it, with at least the
-    /// `slots` of `O` for each rank. C has the elements of this rank's
-    /// sums and begins at a multiple of 16 bytes, and `n` is a multiple of 8. The ranks' launches
-    /// have the same grid, shape and order of tiles. Each part is sent once.
+    /// `slots` of `O` for each rank. C has the elements of this rank's sums and begins at a
+    /// multiple of 16 bytes, and `n` is a multiple of 8. The ranks' launches have the same grid,
+    /// shape and order of tiles. Each part is sent once.
     pub unsafe fn new(
         comm: &'a DevComm,
         memory: &'a LamportMemory,
@@ -244,8 +244,7 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
             (distance, distance + 1)
         };
         if row < self.m && column < self.n {
-            // SAFETY: the caller keeps the tile until TMA has read it; the slot is one of those
-            // used.
+            // SAFETY: the caller keeps the tile until TMA has read it; the launch uses the slot.
             unsafe {
                 let (session, mut distance) = (self.join(), first);
                 while distance < end {
@@ -308,7 +307,8 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
         });
     }
 
-    /// Signals that the calling thread has added all its elements.
+    /// Signals that the calling thread has added all its elements, before the barrier that precedes
+    /// [`end`](Self::end).
     #[track_caller]
     pub fn added(&self) {
         if O::BROADCASTS {
@@ -318,8 +318,8 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
         }
     }
 
-    /// Returns the lane's column of the tile whose 256 columns begin at `column` and whose rows
-    /// begin at `row`, or `None` if another rank adds the tile.
+    /// Returns the lane's column of the tile whose 256 columns begin at `column` and whose rows,
+    /// all of one owner, begin at `row`; `None` if another rank adds the tile.
     pub fn column(&self, row: u32, column: u32) -> Option<PeerColumn> {
         // `n` is opaque: values that are the same for all tiles would take registers.
         let matrix = PeerMatrix { n: hint::opaque(self.n), ..self.matrix() };

@@ -146,6 +146,7 @@ macro_rules! nccl_functions {
                 &table("a cooperative call").checks
             }
 
+            /// Returns the table, and stores the caller of `name` in [`CALL_SITE`].
             #[track_caller]
             fn table(name: &str) -> &'static NcclDevice {
                 let Some(table) = TABLE.get() else {

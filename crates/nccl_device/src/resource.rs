@@ -51,10 +51,9 @@ impl ResourceBuffer<'_> {
     #[track_caller]
     pub fn local<T: Element>(self) -> LsaPtr<T> {
         // SAFETY: NCCL computes an address from the device communicator.
-        LsaPtr::new(
-            unsafe { raw::ncclGetResourceBufferLocalPointer(self.comm.as_raw(), self.handle) }
-                .cast(),
-        )
+        let pointer =
+            unsafe { raw::ncclGetResourceBufferLocalPointer(self.comm.as_raw(), self.handle) };
+        LsaPtr::new(pointer.cast())
     }
 
     /// Returns the part of rank `peer` of the LSA team; `peer` is not checked. NCCL:

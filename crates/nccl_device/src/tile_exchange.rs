@@ -61,7 +61,7 @@ use devcomm_types::Element;
 
 use crate::{Coop, DevComm, Epoch, Flag, Window};
 
-/// Vectors that a thread has in flight.
+/// Vectors of 16 bytes that a thread has in flight.
 const UNROLL: usize = 8;
 
 /// An exchange of tiles in one launch, within the LSA team.
@@ -185,6 +185,7 @@ impl<'a, T: Element> TileExchange<'a, T> {
         }
         tma::commit_stores();
         tma::wait_stores::<0>();
+        // The stores have ended, so that this thread's release covers them.
         for peer in peers {
             self.flag(tile).post(Coop::thread(), peer, self.epoch.get());
         }

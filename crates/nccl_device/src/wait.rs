@@ -93,7 +93,8 @@ impl Deadline {
         (self.at != 0).then_some(self.at)
     }
 
-    /// Returns an upper bound of the clock cycles until the deadline, at two cycles per nanosecond.
+    /// Returns the clock cycles until the deadline, at 2 GHz. If a GPU's clock is faster, a slice
+    /// ends too early, and [`poll_slices`] begins another one.
     #[track_caller]
     fn cycles_left(self) -> u64 {
         if self.at == 0 {
@@ -166,6 +167,7 @@ impl DevComm {
     pub fn wait_until_or_abort(&self, done: impl FnMut() -> bool) -> Result<(), Aborted> {
         match poll(self, Deadline::NEVER, done, describe_poll) {
             Outcome::Aborted => Err(Aborted),
+            // Without a deadline no wait times out.
             Outcome::Done | Outcome::TimedOut => Ok(()),
         }
     }
@@ -341,7 +343,8 @@ pub(crate) fn is_unwinding() -> bool {
     false
 }
 
-/// Records what a thread waited for in the host's [`AbortBlock`]: one record per warp.
+/// Records what a thread waited for in the host's [`AbortBlock`]: one record per warp, which warps
+/// share in a grid of more than [`STUCK_RECORDS`]. The kind, written last, makes it valid.
 #[cold]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -355,7 +358,7 @@ fn record_wait(comm: &DevComm, what: impl Fn() -> WaitFor) {
     let abort = comm.as_raw().abort_flag.cast::<AbortBlock>();
     let WaitFor { kind, index, context, peer, wanted, seen } = what();
     // SAFETY: the flag is the first field of the host's `AbortBlock`, which stays allocated while
-    // kernels run. The host reads the records after the kernel has ended.
+    // kernels run. The host reads a record only after an acquire load of its kind.
     unsafe {
         let record = (&raw mut (*abort).records).cast::<StuckRecord>().add(slot);
         mem::store_volatile(&raw mut (*record).block, block);

@@ -239,8 +239,7 @@ impl<T: Element> LsaPtr<T> {
     /// `index` lies in this part of the window, and no rank accesses the element at the same time.
     #[track_caller]
     pub unsafe fn store(self, index: usize, value: T) {
-        // SAFETY: the caller passes an index that the window has, of an element that only this
-        // thread accesses.
+        // SAFETY: the caller's contract: the element exists, and only this thread accesses it.
         unsafe { mem::store(self.element(index, 1), value) }
     }
 
@@ -264,8 +263,7 @@ impl<T: Element> LsaPtr<T> {
     /// one is at a multiple of 16 bytes. The windows that the host crate allocates begin at one.
     #[track_caller]
     pub unsafe fn store_vec(self, index: usize, value: Vec16<T>) {
-        // SAFETY: the caller passes an index that the window has, of an element that only this
-        // thread accesses.
+        // SAFETY: the caller's contract: the element exists, and only this thread accesses it.
         unsafe { mem::store_vec(self.element(index, Vec16::<T>::LANES), value) }
     }
 }
@@ -280,8 +278,7 @@ impl<T: Element + AtomicValue> LsaPtr<T> {
     /// atomic accesses.
     #[track_caller]
     pub unsafe fn load_acquire(self, index: usize) -> T {
-        // SAFETY: the caller passes an index that the window has, of an element that threads access
-        // only by such operations.
+        // SAFETY: the caller's contract: the element exists, and writes to it are such operations.
         unsafe { mem::load_ordered(self.element(index, 1), Order::Acquire, Scope::Sys) }
     }
 
@@ -294,8 +291,7 @@ impl<T: Element + AtomicValue> LsaPtr<T> {
     /// atomic accesses.
     #[track_caller]
     pub unsafe fn store_release(self, index: usize, value: T) {
-        // SAFETY: the caller passes an index that the window has, of an element that threads access
-        // only by such operations.
+        // SAFETY: the caller's contract: the element exists, and accesses are such operations.
         unsafe { mem::store_ordered(self.element(index, 1), value, Order::Release, Scope::Sys) }
     }
 }

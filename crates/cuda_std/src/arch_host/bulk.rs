@@ -24,6 +24,8 @@ struct State {
     parity: bool,
 }
 
+/// A field of 20 bits of the word, whose bits 0 to 19 are `arrivals`, 20 to 39 `pending`, 40
+/// `parity`, and 41 to 63 `bytes`.
 const FIELD: u32 = (1 << 20) - 1;
 
 impl State {
@@ -294,24 +296,25 @@ pub(crate) unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, fro
 /// Returns the function that adds two chunks, number by number.
 #[track_caller]
 fn adder(data_type: DataType) -> fn(u128, u128) -> u128 {
-    fn each(a: u128, b: u128, bits: u32, sum: fn(u32, u32) -> u32) -> u128 {
+    /// Adds two chunks of numbers of `bits` bits. `sum` takes and returns the bits of a number.
+    fn add_chunks(a: u128, b: u128, bits: u32, sum: fn(u32, u32) -> u32) -> u128 {
         let number = |chunk: u128, at| (chunk >> at) as u32 & (u32::MAX >> (32 - bits));
         let numbers = (0..128).step_by(bits as usize);
         numbers.map(|at| u128::from(sum(number(a, at), number(b, at))) << at).sum()
     }
     match data_type {
         DataType::Float16 => |a, b| {
-            each(a, b, 16, |a, b| {
+            add_chunks(a, b, 16, |a, b| {
                 (f16::from_bits(a as u16) + f16::from_bits(b as u16)).to_bits().into()
             })
         },
         DataType::Bfloat16 => |a, b| {
-            each(a, b, 16, |a, b| {
+            add_chunks(a, b, 16, |a, b| {
                 (bf16::from_bits(a as u16) + bf16::from_bits(b as u16)).to_bits().into()
             })
         },
         DataType::Float32 => {
-            |a, b| each(a, b, 32, |a, b| (f32::from_bits(a) + f32::from_bits(b)).to_bits())
+            |a, b| add_chunks(a, b, 32, |a, b| (f32::from_bits(a) + f32::from_bits(b)).to_bits())
         }
         other => panic!("the simulator adds tiles of f16, bf16 and f32, not of {other:?}"),
     }

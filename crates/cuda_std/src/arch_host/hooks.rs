@@ -169,7 +169,8 @@ pub struct Ops {
     /// The predicates of the lanes of `mask`, one bit per lane.
     pub ballot: fn(*const ThreadCtx, mask: u32, bool, at: &'static Location<'static>) -> u32,
     /// Exchanges words among all lanes of the warp, and returns those of each lane: what tensor
-    /// cores and `ldmatrix` read of the other lanes' registers. It orders no memory accesses.
+    /// cores and `ldmatrix` read of the other lanes' registers, at most the six words of the
+    /// factors of `mma`. It orders no memory accesses.
     pub exchange:
         fn(*const ThreadCtx, words: [u32; 6], at: &'static Location<'static>) -> [[u32; 6]; 32],
     /// The block's copy of a shared static, 16-byte aligned, initially undefined: `key` is the

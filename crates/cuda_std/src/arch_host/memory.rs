@@ -7,7 +7,6 @@ use crate::atomic::AtomicValue;
 
 /// Reports an access to a `T` to the simulator before it happens, and returns the address to
 /// access. Panics if it is misaligned, since a GPU would fault.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 #[must_use]
 pub(super) fn touch<T>(address: *const T, access: Access) -> *mut T {
@@ -48,7 +47,6 @@ pub(super) fn spin() {
     (context.ops.spin)(thread, Location::caller());
 }
 
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn load<T: Copy>(address: *const T) -> T {
     let address = touch(address, Access::Read);
@@ -56,7 +54,6 @@ pub(crate) unsafe fn load<T: Copy>(address: *const T) -> T {
     unsafe { address.read() }
 }
 
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn store<T: Copy>(address: *mut T, value: T) {
     let address = touch(address, Access::Write);
@@ -64,7 +61,6 @@ pub(crate) unsafe fn store<T: Copy>(address: *mut T, value: T) {
     unsafe { address.write(value) }
 }
 
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn load_v4(address: *const [u32; 4]) -> [u32; 4] {
     let address = touch(address.cast::<u128>(), Access::Read).cast::<[u32; 4]>();
@@ -72,14 +68,12 @@ pub(crate) unsafe fn load_v4(address: *const [u32; 4]) -> [u32; 4] {
     unsafe { address.read() }
 }
 
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn load_v4_once(address: *const [u32; 4]) -> [u32; 4] {
     // SAFETY: the caller passes an address of 16 bytes that is valid for reads and aligned.
     unsafe { load_v4(address) }
 }
 
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn store_v4(address: *mut [u32; 4], value: [u32; 4]) {
     let address = touch(address.cast::<u128>(), Access::Write).cast::<[u32; 4]>();

@@ -28,7 +28,6 @@ pub(crate) use threads::*;
 
 /// Returns the running simulated thread: the pointer that the simulator's functions take, and its
 /// context.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 fn current() -> (*const ThreadCtx, &'static ThreadCtx) {
     let pointer = CTX.get();

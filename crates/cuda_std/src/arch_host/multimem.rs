@@ -25,7 +25,7 @@ fn copies<V>(address: *const V, access: Access) -> impl Iterator<Item = *mut V> 
     let copy = move |i| found.first.wrapping_add(i * found.stride);
     if context.watch {
         for i in 0..found.n {
-            // One instruction accesses all copies, so each of them is checked.
+            // One instruction accesses all copies: each is checked, and none is an old value.
             let _ = (context.ops.access)(thread, copy(i).addr(), bytes, access, at);
         }
     }

@@ -12,7 +12,8 @@ use crate::tile::RegTile;
 use crate::warp::FULL_MASK;
 use crate::wgmma::Layout;
 
-/// Returns the words of all lanes of the warp, each of which gives six.
+/// Returns the words of all lanes of the warp, each of which gives six: the factors of `mma`, four
+/// words of `a` and two of `b`, or fewer and zeros.
 #[track_caller]
 fn exchange(mine: [u32; 6]) -> [[u32; 6]; 32] {
     let (thread, context) = current();

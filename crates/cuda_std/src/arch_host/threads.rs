@@ -9,7 +9,6 @@ use crate::thread::index_in_block;
 
 macro_rules! indices {
     ($($name:ident)*) => { $(
-        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         #[track_caller]
         pub(crate) fn $name(axis: usize) -> u32 {
             current().1.$name[axis]
@@ -19,7 +18,6 @@ macro_rules! indices {
 
 indices!(thread_idx block_idx block_dim grid_dim);
 
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) fn lane_id() -> u32 {
     index_in_block() % crate::warp::WARP_SIZE
@@ -78,6 +76,7 @@ pub(crate) fn barrier_or(predicate: bool) -> bool {
 /// Does the same as [`barrier_or`], for a named barrier of `threads` threads.
 #[track_caller]
 pub(crate) fn named_barrier_or(id: u32, threads: u32, predicate: bool) -> bool {
+    /// A word for each barrier. `meet` reports an id above 15.
     static ANY: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
     // SAFETY: the word is a static of the block's, which threads access only as an atomic.
     let any = unsafe { AtomicU32::from_ptr(shared_static(ANY[id as usize % 16].as_ptr())) };
@@ -174,12 +173,10 @@ pub(crate) fn print<P: Pieces, A: Arguments>(arguments: A) {
     }
 }
 
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn opaque(value: u32) -> u32 {
     value
 }
 
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn opaque_usize(value: usize) -> usize {
     value
 }

@@ -166,8 +166,8 @@ pub(crate) fn wait_copies<const N: u32>() {
     unsafe { asm!("cp.async.wait_group {};", const N, options(nostack)) }
 }
 
-/// The matrix descriptor of `wgmma`: the address in units of 16 bytes, a stride of 1,024 bytes per
-/// eight rows of memory, the 128-byte swizzle.
+/// The matrix descriptor of `wgmma`: the low 18 bits of the address in units of 16 bytes, a stride
+/// of 1,024 bytes per eight rows of memory, the 128-byte swizzle.
 pub(crate) type TileAddress = u64;
 
 pub(crate) fn tile_address(address: SharedAddress) -> TileAddress {
@@ -329,7 +329,8 @@ macro_rules! wgmma {
     };
 }
 
-/// Sums of all widths: each has the registers of the one before and some more.
+/// Sums of all widths: each has the registers of the one before and some more. The shapes are those
+/// of `wgmma`; `1, 1` in the instruction means that neither factor is negated.
 macro_rules! widths {
     ([$($before:literal)*]) => {};
     ([$($before:literal)*] $sums:literal $shape:literal: $($more:literal)*; $($wider:tt)*) => {

@@ -98,6 +98,7 @@ macro_rules! arena {
         $(#[$doc])*
         #[must_use]
         fn $array(self, index: u32) -> $tile {
+            // Computes `BYTES`, which fails if the arrays do not fit.
             const { assert!(Self::BYTES > 0) };
             debug_assert!(index < $count, "the array has fewer tiles");
             let first = const { $crate::tile::arena::offset(&Self::SIZES, $index) };

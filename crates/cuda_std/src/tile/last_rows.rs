@@ -56,7 +56,7 @@ pub struct LastRows<T, P, const BLOCKS: usize> {
 }
 
 impl<T: Float, P: Copy, const BLOCKS: usize> LastRows<T, P, BLOCKS> {
-    /// Parts of a row.
+    /// Parts, of 128 bytes each, of a row of `8 * BLOCKS` elements.
     const PARTS: u32 = BLOCKS as u32 * size_of::<T>() as u32 / 16;
     /// Parts that are written when the sums are complete; the others wait in registers.
     const AT_ONCE: u32 = {
@@ -93,6 +93,7 @@ impl<T: Float, P: Copy, const BLOCKS: usize> LastRows<T, P, BLOCKS> {
         kernel: &impl StoresRows<Element = T, Place = P>,
         place: impl FnOnce() -> P,
     ) {
+        // Those that were written last, and in the second interlude those that wait, if any do.
         let first = Self::AT_ONCE - PARTS_PER_STORE + index * PARTS_PER_STORE;
         if self.tiles == 0 {
             // There is no last tile.

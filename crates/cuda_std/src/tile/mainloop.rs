@@ -263,6 +263,8 @@ pub unsafe trait Mainloop {
         const {
             let threads = (Self::COMPUTING + 1) * WARPGROUP;
             if let Some([computing, other]) = Self::Registers::REGISTERS {
+                // The registers of a thread, as a launch divides the block's 65536, and as the
+                // warpgroups want them, each added up over the warpgroups.
                 let launched = 65536 / threads / 8 * 8 * (Self::COMPUTING + 1);
                 let wanted = Self::COMPUTING * computing + other;
                 assert!(wanted <= launched, "the block would wait for registers forever");

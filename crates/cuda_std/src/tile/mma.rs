@@ -44,6 +44,7 @@ impl<T: Factor> Matrix<T> {
         let inside = |i: u32| row < self.rows && column + i < self.columns;
         let row = self.address.wrapping_add(row as usize * self.columns as usize);
         let from = |i: u32| row.wrapping_add((column + i) as usize);
+        // A row is a whole number of copies, so each is inside as a whole or not at all.
         // SAFETY: the caller's contract; what is not inside is not read.
         unsafe {
             match ALIGN {
@@ -126,8 +127,14 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
         (row, column): (u32, u32),
         thread: u32,
     ) {
+        const CHUNKS: u32 = 4;
+        let rows = const {
+            assert!(THREADS.is_multiple_of(8 * CHUNKS) && ROWS.is_multiple_of(THREADS / CHUNKS));
+            THREADS / CHUNKS
+        };
         if TRANSPOSED {
-            // A row of the matrix is a column of the tile.
+            // A row of the matrix is a column of the tile. By the two assertions the threads copy
+            // 8, 16 or 32 columns at a time.
             let columns = const {
                 assert!(THREADS.is_multiple_of(ROWS) && ROWS.is_multiple_of(64));
                 THREADS / (ROWS / 8)
@@ -142,11 +149,6 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
             }
             return;
         }
-        const CHUNKS: u32 = 4;
-        let rows = const {
-            assert!(THREADS.is_multiple_of(8 * CHUNKS) && ROWS.is_multiple_of(THREADS / CHUNKS));
-            THREADS / CHUNKS
-        };
         let (r, c) = (thread / CHUNKS, 8 * (thread % CHUNKS));
         let mut first = 0;
         while first < ROWS {
@@ -284,6 +286,8 @@ impl<
                 next += Self::TERMS;
             }
             while term < self.terms() {
+                // Each fill commits one group. The newest `STAGES - 2` are of later stages than
+                // this step's, which has arrived then.
                 match STAGES {
                     2 => async_copy::wait_groups::<0>(),
                     3 => async_copy::wait_groups::<1>(),
@@ -298,6 +302,7 @@ impl<
                 read = read.next(STAGES);
                 term += Self::TERMS;
             }
+            // The caller may write the memory now.
             sync();
         }
         sums
@@ -338,7 +343,8 @@ impl<
         (MmaTile::at_shared(a), MmaTile::at_shared(b))
     }
 
-    /// Starts the copies of a stage, from column `term` of the factors on, and commits them.
+    /// Starts the copies of a stage, from column `term` of the factors on, and commits them: an
+    /// empty group if there is no such column.
     ///
     /// # Safety
     ///

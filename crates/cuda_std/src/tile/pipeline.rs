@@ -62,6 +62,7 @@ impl Pipeline {
     #[track_caller]
     pub unsafe fn init(self, producers: u32, consumers: u32) {
         let mut state = PipelineState::FIRST;
+        // Each stage once: the parity changes after the last one.
         while state.parity == 0 {
             // SAFETY: one thread of the caller's block calls this, before any other uses the words.
             unsafe {

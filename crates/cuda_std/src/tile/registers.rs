@@ -250,6 +250,7 @@ impl<const BLOCKS: usize> RegTile<f32, BLOCKS> {
     /// All lanes of the warp call this together; no other thread accesses the shared memory.
     #[track_caller]
     pub unsafe fn store<T: Float>(&self, to: SharedTile<T, 16>, column: u32) {
+        // A lane has four elements of each 8 columns; a word has 4 bytes.
         let first = (column / 8) as usize * 4 * size_of::<T>() / 4;
         let element = |i: usize| self.0[i / 4][i % 4];
         // SAFETY: the caller's warp stores together, to a tile with these columns that nothing else

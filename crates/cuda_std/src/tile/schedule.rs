@@ -59,6 +59,7 @@ impl Schedule {
             return Work { tile, first: 0, end: self.steps, split: false };
         }
         let Self { rank, splits, steps, .. } = self;
+        // Divides by `splits`, a power of two.
         let first = |rank| (rank * steps) >> splits.trailing_zeros();
         let (first, end) = (first(rank), first(rank + 1));
         Work { tile: self.whole + self.cluster, first, end, split: true }

@@ -223,11 +223,12 @@ impl<T: mma::Factor, const ROWS: u32> SharedTile<T, ROWS> {
 }
 
 impl<T: Float, const ROWS: u32> SharedTile<T, ROWS> {
-    /// Reads an element's bits. PTX: `ld.shared.u16` or `ld.shared.u32`.
+    /// Reads the bits of an element of 16 or 32 bits. PTX: `ld.shared.u16` or `ld.shared.u32`.
     ///
     /// # Safety
     ///
-    /// The tile has the row and the column, was written, and no other thread writes it.
+    /// The tile has the row and the column, was written, and no other thread writes it. Elements
+    /// do not have 8 bits.
     #[track_caller]
     pub unsafe fn bits(self, row: u32, column: u32) -> u32 {
         let byte = column * size_of::<T>() as u32;
@@ -264,7 +265,7 @@ impl<T: Half> SharedTile<T, 8> {
 impl<T: Float> SharedTile<T, 16> {
     /// Stores 16 rows of a warp's sums, as `wgmma` leaves them in registers: 16 words of a lane, as
     /// [`Float::word`] makes them of its sums. PTX: `stmatrix` for 16 bits, `st.shared.v2.u32` for
-    /// 32.
+    /// 32; elements of 8 bits would land in wrong rows.
     ///
     /// # Safety
     ///

@@ -119,8 +119,8 @@ impl<'a, B: GinBackend> GinBarriers<'a, B> {
         Self { all_contexts: true, ..self }
     }
 
-    /// Returns barrier `index`, for the threads of `coop`. Traps when the device communicator does
-    /// not have its signals.
+    /// Returns barrier `index`, for the threads of `coop`. The handle has no count: on a GPU this
+    /// traps only if the device communicator has no such signals, not if another set has them.
     ///
     /// NCCL: `ncclGinBarrierSession`'s constructor.
     #[doc(alias = "ncclGinBarrierSessionInit")]
@@ -142,7 +142,7 @@ impl<'a, B: GinBackend> GinBarriers<'a, B> {
 
 #[cfg(not(target_arch = "nvptx64"))]
 impl<B> GinBarriers<'_, B> {
-    /// Tells the simulator that a session on barrier `index` is opened or closed.
+    /// Tells the simulator that a session on barrier `index` is opened, or closed if not `open`.
     #[track_caller]
     fn tell_simulator(&self, coop: Coop, index: u32, open: bool) {
         let context = (!self.all_contexts).then_some(self.gin.index);
@@ -244,7 +244,9 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     ) -> Result<(), Outcome> {
         let Self { set: GinBarriers { gin, team, .. }, coop, .. } = *self;
         coop.sync_in(self.call(fence));
-        // A weak signal does not imply that earlier puts have arrived: they must complete first.
+        // EFA_GDA has no strong signals. A weak one does not imply that earlier puts have arrived.
+        // So they are flushed, as in NCCL: one that is complete here is queued at the peer's PCIe,
+        // ahead of any later signal.
         let strong = gin.is_strong_by_default() && !matches!(B::TYPE, GinType::EfaGda);
         if fence.covers_puts() && !strong {
             let outcome = self.flush(order, deadline);
@@ -265,7 +267,8 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         Ok(())
     }
 
-    /// Waits for every peer's signal, and for the gets if the fence covers them.
+    /// Waits for the signals of this thread's share of the peers, and for its share of the gets if
+    /// the fence covers them.
     #[track_caller]
     pub(super) fn wait_for_peers(
         &mut self,

@@ -8,8 +8,8 @@ use crate::call::CoopCall;
 use crate::wait::{Deadline, Outcome, finish, poll};
 use crate::{Coop, DevComm};
 
-/// A barrier of all threads of the grid. All blocks must be co-resident, as they are in every
-/// kernel that takes a [`DevComm`].
+/// A barrier of all threads of a one-dimensional grid. All blocks must be co-resident, as they are
+/// in a cooperative launch, the default of a kernel that takes a [`DevComm`].
 ///
 /// The barrier's 32-bit word is never reset, and the next launch can use the word again: each
 /// synchronisation flips the highest bit, as in CUDA's `grid_group::sync`.

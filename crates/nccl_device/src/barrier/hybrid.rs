@@ -26,9 +26,10 @@ pub struct HybridBarrier<'a, B> {
 /// The barriers that one synchronisation uses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Path {
-    /// A barrier within the LSA teams by load and store, then the rail teams over the network.
+    /// A barrier within the LSA teams by load and store, then the rail teams over the network. With
+    /// a fence for puts it needs contexts that connect rails only: no other rank has put here.
     LsaThenRail,
-    /// All ranks over the network.
+    /// All ranks over the network, where each signal follows its rank's puts on the connection.
     Network,
     /// A barrier within the LSA teams by load and store, then over the network the ranks that GIN
     /// connects: more than the rail team, but not all ranks.
@@ -78,9 +79,8 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
     pub fn arrive(&mut self, order: MemoryOrder, fence: FenceLevel) -> Arrival<'_, Self> {
         match self.path(fence) {
             Path::Network => {
-                if let Err(outcome) =
-                    self.outer(Path::Network).signal_peers(order, fence, Deadline::NEVER)
-                {
+                let mut outer = self.outer(Path::Network);
+                if let Err(outcome) = outer.signal_peers(order, fence, Deadline::NEVER) {
                     finish(self.coop, outcome, CoopCall::new("hybrid_barrier.sync"));
                 }
             }
@@ -149,10 +149,10 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
             return self.rail();
         }
         let raw = self.gin.comm().as_raw();
+        // The stride is not 0, since there is a context; the compiler need not test it then.
         let stride = (raw.gin_context_stride as i32).max(1);
         let connected = Team { n_ranks: raw.n_ranks / stride, rank: raw.rank / stride, stride };
-        // SAFETY: the handle is the device communicator's, for the team of the ranks that its
-        // contexts connect.
+        // SAFETY: the handle is the device communicator's, for the ranks that its contexts connect.
         unsafe { GinBarriers::new(self.gin, connected, raw.hybrid_dense_gin_barrier) }
             .barrier(self.coop, self.index)
     }
@@ -171,6 +171,7 @@ impl<B: GinBackend> HybridBarrier<'_, B> {
         let mut outer = self.outer(path);
         match path {
             Path::Network => outer.wait_for_peers(order, fence, deadline),
+            // These signals, to other LSA teams, are a part of the arrival, and release as it does.
             _ => outer.arrive_and_wait(order.and_release_of(arrived), fence, deadline),
         }
     }

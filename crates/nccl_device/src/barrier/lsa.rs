@@ -85,7 +85,8 @@ impl<'a> LsaBarriers<'a> {
     }
 
     /// Returns the same barriers, but a rank signals its peers by one multicast reduction. In each
-    /// synchronisation either all ranks must use multicast or none.
+    /// synchronisation either all ranks must use multicast or none. [`MemoryOrder::SeqCst`] is then
+    /// acquire and release only: PTX has no such reduction.
     ///
     /// # Safety
     ///
@@ -248,16 +249,9 @@ impl<'a> LsaBarrier<'a> {
         if let Some(handle) = multimem {
             if coop.thread_rank() == 0 {
                 let inbox = self.multicast_inbox(handle);
+                let order = if order.releases() { Order::Release } else { Order::Relaxed };
                 // SAFETY: the inbox is in the team's mapping, by the contract of `over_multimem`.
-                unsafe {
-                    multimem::red(
-                        Sum,
-                        inbox,
-                        1,
-                        if order.releases() { Order::Release } else { Order::Relaxed },
-                        Scope::Sys,
-                    )
-                }
+                unsafe { multimem::red(Sum, inbox, 1, order, Scope::Sys) };
             }
             return;
         }
@@ -387,8 +381,9 @@ impl<'a> LsaBarrier<'a> {
     }
 }
 
-/// Returns the epoch in NCCL's session.
+/// Returns the address of `epoch` in NCCL's session.
 fn epoch_of(session: &mut MaybeUninit<LsaBarrierSession>) -> *mut u32 {
+    /// Byte offset of the field, which the simulator's declaration of the struct asserts.
     const OFFSET: usize = 72;
     session.as_mut_ptr().cast::<u32>().wrapping_byte_add(OFFSET)
 }

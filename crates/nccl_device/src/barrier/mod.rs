@@ -27,13 +27,14 @@ pub use neighbors::NeighborBarrier;
 pub struct BarrierIndex(u32);
 
 impl BarrierIndex {
-    /// Returns `blockIdx.x`: one barrier per block. A launch is refused when the grid has more
-    /// blocks than there are barriers.
+    /// Returns `blockIdx.x`: one barrier per block of a one-dimensional grid. A launch is refused
+    /// when the grid has more blocks than there are LSA barriers, for a kernel that opens them.
     pub fn this_block() -> Self {
         Self(thread::block_idx_x())
     }
 
-    /// Returns barrier `index`. Opening the barrier traps if the set has no such index.
+    /// Returns barrier `index`. Opening an LSA barrier traps if the set has no such index; of a GIN
+    /// barrier, see [`GinBarriers::barrier`].
     pub const fn new(index: u32) -> Self {
         Self(index)
     }

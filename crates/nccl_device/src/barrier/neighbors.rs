@@ -119,6 +119,7 @@ impl<'a> NeighborBarrier<'a> {
         if self.coop.thread_rank() > 0 {
             return Outcome::Done;
         }
+        // A loop has one copy of the polling code, which is inlined.
         let mut from_next = false;
         loop {
             let (peer, word) = match from_next {

@@ -24,6 +24,7 @@ use crate::{Coop, DevComm, MemoryOrder};
 pub(crate) struct Context<'a> {
     pub(crate) comm: &'a DevComm,
     pub(crate) index: u32,
+    /// NCCL's number of the [`ResourceSharing`](super::ResourceSharing).
     pub(crate) sharing: u8,
 }
 
@@ -144,7 +145,8 @@ macro_rules! operation {
 
 operation! {
     /// Puts `bytes` bytes from `source` of this rank to `target` of world rank `peer`; then
-    /// performs the remote action, and increments the counter.
+    /// performs the remote action, and increments the counter. In all operations `false` and null
+    /// mean no descriptor in shared memory, the last zeros default options and device memory.
     fn put, gin_put(
         peer: i32, target: SymAddr, source: SymAddr, bytes: usize, action: RemoteAction,
         counter: Option<u32>, release: Release

@@ -23,7 +23,8 @@ const fn thread_scope(scope: Scope) -> i32 {
 }
 
 impl Release {
-    /// NCCL releases the posting thread's writes at GPU scope, which is enough for the network.
+    /// NCCL releases the posting thread's writes at GPU scope: its default, after which a network
+    /// card reads them.
     const AT_GPU: Self = Self { given: THREAD, required: thread_scope(Scope::Gpu) };
 
     /// NCCL releases the posting thread's writes at system scope.

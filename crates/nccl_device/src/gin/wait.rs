@@ -125,8 +125,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         // SAFETY: the host reserved the signal, which the constructor of its id has checked.
         unsafe {
             calls::reset::<B>(self.context(), word);
+            // A signal in a window has no shadow.
             if let Word::Signal(id) = word {
-                // SAFETY: the host reserved the signal.
                 calls::shadow::<B>(self.context(), id).write(0);
             }
         }
@@ -162,7 +162,9 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         }
     }
 
-    /// Waits until a signal has reached its shadow. NCCL: `ncclGin::waitSignalMeetShadow`.
+    /// Waits until a signal has reached its shadow, which it reads after a barrier of the coop: so
+    /// an earlier [`expect`](Self::expect) of one of the threads counts. NCCL:
+    /// `ncclGin::waitSignalMeetShadow`.
     #[doc(alias = "ncclGinWaitSignalMeetShadow")]
     #[track_caller]
     pub fn wait_signal_meets_shadow(&self, coop: Coop, signal: SignalId, order: MemoryOrder) {
@@ -188,9 +190,10 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         self.wait_signal_timeout(coop, signal, self.signal_shadow(signal), order, timeout)
     }
 
-    /// Waits until a signal is at least `least_delta` above its shadow, then sets the shadow to the
-    /// signal's value. Returns the shadow's earlier value and its increase, in every thread of the
-    /// coop.
+    /// Waits until a signal is at least `least_delta` above its shadow, read as
+    /// [`wait_signal_meets_shadow`](Self::wait_signal_meets_shadow) does, then sets the shadow to
+    /// the signal's value. Returns the shadow's earlier value and its increase, in every thread of
+    /// the coop.
     ///
     /// NCCL: `ncclGin::waitSignalFollowShadow`.
     #[doc(alias = "ncclGinWaitSignalFollowShadow")]

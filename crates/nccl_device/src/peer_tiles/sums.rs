@@ -50,7 +50,8 @@ impl Rows {
         is_stored.then(|| self.column.first + row * self.stride)
     }
 
-    /// Returns the slot of the vector in row `i`.
+    /// Returns the slot of the vector in row `i`. All rows are in one part and in one pattern of
+    /// the swizzle, since `first` is a multiple of their number.
     fn slot(&self, i: usize) -> u32 {
         let (i, in_part, chunks) = (i as u32, self.first % PART_ROWS, PART_COLUMNS / LANES);
         let part = self.column.slot + self.first / PART_ROWS * self.below;
@@ -83,8 +84,8 @@ impl<'a, O: Owners, const N: usize> PeerSums<'a, O, N> {
     /// # Safety
     ///
     /// All lanes of a warp call this, and no other warp adds these elements in this launch. `row`
-    /// is a multiple of the number of rows. This rank's parts
-    /// [are stored](PeerTiles::wait_stored), and the ranks [have met](PeerTiles::meet).
+    /// is a multiple of the number of rows. This rank's parts [are stored](PeerTiles::wait_stored),
+    /// and the ranks [have met](PeerTiles::meet).
     #[track_caller]
     pub unsafe fn add(&self, column: PeerColumn, row: u32) {
         // A part that is partly outside C is sent as a whole.

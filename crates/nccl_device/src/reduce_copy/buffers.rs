@@ -19,7 +19,7 @@ pub(super) struct Buffers<T> {
 impl<T: Element> Buffers<T> {
     /// Returns the ranks' parts of a window from element `index` on, in the rank order of `team`.
     ///
-    /// NCCL maps the parts of consecutive LSA ranks at a constant stride.
+    /// NCCL maps the parts of consecutive LSA ranks at a constant stride; rank 1 need not exist.
     #[track_caller]
     pub(super) fn of_team(window: Window<T>, index: usize, team: Team) -> Self {
         let own = window.local().as_ptr().wrapping_add(index);

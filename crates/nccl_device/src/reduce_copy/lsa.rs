@@ -16,7 +16,7 @@ use crate::Window;
 use crate::call::CoopCall;
 
 // `U` of `Plan::vectors`, the vectors in flight per thread and buffer, is chosen to hide latency,
-// which decides the speed over NVLink: about twelve loads in flight for the usual numbers of ranks,
+// which decides the speed over NVLink: 8 to 16 loads in flight for the usual numbers of ranks,
 // within the registers that 512 threads per block leave to a thread.
 
 /// Returns whether a vector takes four times its registers while it is reduced, as 8-bit elements

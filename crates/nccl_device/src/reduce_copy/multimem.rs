@@ -56,15 +56,13 @@ macro_rules! words {
         {
             #[track_caller]
             unsafe fn load(op: Op, from: *const Self) -> Self {
-                // SAFETY: the caller passes a multicast address whose copies are valid for reads
-                // and aligned.
+                // SAFETY: the caller's multicast address is valid for reads and aligned.
                 unsafe { multimem::load_reduce(op, from) }
             }
 
             #[track_caller]
             unsafe fn load_vec(op: Op, from: *const Self) -> Vec16<Self> {
-                // SAFETY: the caller passes a multicast address whose copies are valid for reads
-                // and aligned.
+                // SAFETY: the caller's multicast address is valid for reads and aligned.
                 unsafe { multimem::load_reduce_vec(op, from) }
             }
         }
@@ -92,8 +90,7 @@ macro_rules! halves {
 
             #[track_caller]
             unsafe fn load_vec(op: Op, from: *const Self) -> Vec16<Self> {
-                // SAFETY: the caller passes a multicast address whose copies are valid for reads
-                // and aligned.
+                // SAFETY: the caller's multicast address is valid for reads and aligned.
                 unsafe { multimem::load_reduce_vec(op, from) }
             }
         }
@@ -292,6 +289,7 @@ pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
     let from = Buffers::of_team_starting_at_self(src, src_index, team);
     let (many, to) = (ReducedMany { op, from }, ToMulticast(dst));
     let plan = Plan::new(threads, &many, &to, count);
+    // The number of vectors in flight is chosen as in the module `lsa`.
     // SAFETY: the caller's buffers have `count` elements, and the threads share them out by `Plan`.
     unsafe {
         match team.n_ranks {

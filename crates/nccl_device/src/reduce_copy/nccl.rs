@@ -267,19 +267,11 @@ pub unsafe fn local_reduce_sum_copy<T: NcclElement>(
     dst_stride: usize,
     count: usize,
 ) {
-    let (n_src, n_dst, src) = (n_src as i32, n_dst as i32, src.cast_mut());
+    let (coop, src) = (coop.as_raw(), src.cast_mut());
+    let (n_src, n_dst) = (n_src as i32, n_dst as i32);
     // SAFETY: the caller's contract; NCCL reads the sources only.
     unsafe {
-        T::local_reduce_sum_copy(
-            &coop.as_raw(),
-            n_src,
-            src,
-            src_stride,
-            n_dst,
-            dst,
-            dst_stride,
-            count,
-        );
+        T::local_reduce_sum_copy(&coop, n_src, src, src_stride, n_dst, dst, dst_stride, count);
     }
 }
 

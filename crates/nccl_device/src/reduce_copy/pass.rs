@@ -65,6 +65,7 @@ impl Plan {
     /// The contract is that of [`Self::vectors`].
     #[track_caller]
     pub(super) unsafe fn elements<T: Accumulate>(self, source: impl Source<T>, sink: impl Sink<T>) {
+        // A loop has one copy of the code of a pass, which is inlined.
         let mut end = false;
         loop {
             let (begin, until) = if end { (self.tail, self.count) } else { (0, self.head) };
@@ -90,8 +91,7 @@ impl Plan {
         source: impl Source<T>,
         sink: impl Sink<T>,
     ) {
-        // SAFETY: the caller's buffers have the elements of the plan, which gives each thread its
-        // own.
+        // SAFETY: the caller's buffers have the plan's elements, of which each thread has its own.
         unsafe {
             self.vectors::<T, U>(source, sink);
             self.elements(source, sink);

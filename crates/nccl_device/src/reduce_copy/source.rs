@@ -152,8 +152,7 @@ impl<T: Accumulate, Op: ReduceOp<T>> Source<T> for ReducedMany<T, Op> {
                     let from = self.from.get(i + k);
                     for (u, loaded) in loaded.iter_mut().enumerate() {
                         if live(u) {
-                            // SAFETY: the caller passes rows that the buffers have, aligned for the
-                            // pack.
+                            // SAFETY: the buffers have the caller's rows, aligned for the pack.
                             *loaded = unsafe { P::load(from.add(at + u * row)) };
                         }
                     }

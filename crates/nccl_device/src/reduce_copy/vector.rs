@@ -23,8 +23,7 @@ impl<T: Accumulate> Window<T> {
         let mut i = 0;
         while i < N {
             let peer = (team.rank as usize + i) % N;
-            // SAFETY: the caller passes a vector that the window of each rank has and that no
-            // thread writes.
+            // SAFETY: each rank's window has the caller's vector, which no thread writes.
             vectors[i] = unsafe { self.lsa(peer as i32).load_vec(at) };
             i += 1;
         }
@@ -47,8 +46,7 @@ impl<T: Accumulate> Window<T> {
     pub unsafe fn sum_vec(self, team: Team, at: usize) -> T::Wide {
         let mut sum = T::widen(Vec16::from_bits([0; 4]));
         for peer in 0..team.n_ranks {
-            // SAFETY: the caller passes a vector that the window of each rank has and that no
-            // thread writes.
+            // SAFETY: each rank's window has the caller's vector, which no thread writes.
             T::add(&mut sum, unsafe { self.lsa(peer).load_vec(at) });
         }
         sum
@@ -64,8 +62,7 @@ impl<T: Accumulate> Window<T> {
     #[track_caller]
     pub unsafe fn store_vec_to_all(self, team: Team, at: usize, vector: Vec16<T>) {
         for peer in team.all_from_self() {
-            // SAFETY: the caller passes a vector that the window of each rank has and that only
-            // this thread accesses.
+            // SAFETY: each rank's window has the caller's vector, which only this thread accesses.
             unsafe { self.lsa(peer).store_vec(at, vector) };
         }
     }

@@ -85,8 +85,8 @@ pub unsafe fn round_numbers<T: Accumulate<Acc = f32>>(x: *const f32, y: *mut T, 
     }
 }
 
-/// Transposes: the matrix `x` without its first row and `skip` columns, transposed, becomes the
-/// matrix `planes` of `y` with the indices `[1, .., ..]`; a row of `x` per warp.
+/// Transposes: the matrix `x` without its first row and first `skip` columns, transposed, becomes
+/// the elements of `y` with the indices `[1, .., ..]`; a row of `x` per warp.
 #[kernel]
 pub unsafe fn transpose_part(
     x: Window<f32>,
