@@ -31,9 +31,9 @@ const HEADER: usize = 16;
 ///
 /// # Safety
 ///
-/// `input` has the parts that are sent, `output` those that are received, and `offers` two numbers
-/// for each rank. Nothing else accesses these until the kernel has ended, and they do not overlap.
-/// `memory` is as [`LamportSlots`] needs it.
+/// `input` has the parts that are sent, `output` those that are received, and `offers`, aligned to
+/// 16 bytes, two numbers for each rank. Nothing else accesses these until the kernel has ended, and
+/// they do not overlap. `memory` is as [`LamportSlots`] needs it.
 #[kernel(max_threads = 512, min_blocks = 2)]
 pub unsafe fn lamport_exchange_v(
     comm: DevComm,

@@ -57,7 +57,7 @@ pub(super) enum Step {
 }
 
 impl Counted {
-    const STEPS: usize = 4;
+    const STEPS: usize = 4; // The variants of `Step`.
 
     /// The words of an [`Epoch`], and one that counts blocks, for two kernels.
     pub const STATE: usize = 2 * Self::KERNEL_WORDS;

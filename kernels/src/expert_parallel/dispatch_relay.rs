@@ -28,8 +28,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         let (first, len) = (batch.first(), batch.len(tokens));
         let source = (team * self.team.n_ranks + self.team.rank) as usize;
         let of_source = source * self.shape.tokens as usize;
-        // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
-        // turns.
+        // SAFETY: the kernel's caller guarantees the memory; a warp's lanes take the same turns.
         unsafe {
             if first == 0 {
                 let [.., counts, _] = self.offsets();

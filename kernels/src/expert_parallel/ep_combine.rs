@@ -264,6 +264,7 @@ impl Combine<'_> {
                     }
                 }
             };
+            // An index that is not a constant would move the peers' addresses to memory.
             if N == ANY_RANKS {
                 send(distance);
             }

@@ -30,7 +30,7 @@ pub(super) struct Share {
 impl Share {
     /// Returns the share of warp `warp` of `warps`, among `ranks` ranks.
     pub(super) fn new(warp: u32, warps: u32, ranks: usize) -> Self {
-        let distance_step = (ranks as u32 - 1).min(warps).max(1);
+        let distance_step = (ranks as u32 - 1).min(warps).max(1); // 1 for a single rank.
         let part_step = warps / distance_step;
         // The last warps may have no part, but not if all warps have the same rank.
         let has_part = distance_step == 1 || warp < part_step * distance_step;

@@ -93,6 +93,7 @@ impl<'a, B: GinBackend> Rail<'a, B> {
     pub(super) unsafe fn new(comm: &'a DevComm, mail: Mail, shape: Shape, vectors: usize) -> Self {
         Self {
             teams: comm.rail_team(),
+            // `gin` traps without contexts.
             gin: comm.gin::<B>(thread::block_idx_x() % comm.n_gin_contexts().max(1)),
             comm,
             mail,

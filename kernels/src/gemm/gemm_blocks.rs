@@ -172,8 +172,7 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
         let (rows, columns) = ([state.place.row, self.stores.m], [column, self.stores.n]);
         state.scales =
             Scales::of(self.scales, warp::lane_id(), rows, columns, self.k.div_ceil(BLOCK));
-        // SAFETY: the caller of the kernel passes scales for each block of `k`, and the first one
-        // exists.
+        // SAFETY: the kernel's caller passes scales for each block of `k`: for one at least.
         state.next = unsafe { state.scales.load(0) };
         state.block = 0;
     }

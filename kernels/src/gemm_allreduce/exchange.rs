@@ -201,7 +201,8 @@ impl<'a, W: Partial> Exchange<'a, W> {
         }
     }
 
-    /// Waits until every rank has set its flag of the strip. All lanes call it together.
+    /// Waits until every rank has set its flag of the strip, which no rank sets again before this
+    /// block has passed its last barrier. All lanes call it together.
     fn wait_for(&self, strip: Strip) {
         let mut source = 0;
         self.comm.wait_until(Coop::warp(), || {

@@ -25,7 +25,7 @@ const ROWS: u32 = 16;
 const SLOTS: u32 = 128;
 /// The most ranks of which a thread polls a vector at the same time.
 const AT_ONCE: usize = 4;
-/// The named barrier of the threads that multiply.
+/// The named barrier of all threads that multiply; those of their warpgroups are 1 and 2.
 const BARRIER: u32 = 8;
 
 /// Computes `C = sum over the ranks of A x B^T` in bf16, for few rows: each rank's product is
@@ -89,7 +89,7 @@ impl<const N: usize> Exchange<'_, N> {
         let (row, first) = (sums.row(0), ROWS * i as u32);
         let (end, n) = sums.end();
         let (column, columns) = (sums.column(0) / WARPGROUP_N, n.div_ceil(WARPGROUP_N));
-        // A cluster may have tiles beyond C.
+        // A thread has a quarter of the fragment's rows. A cluster may have tiles beyond C.
         let is_stored = first < 4 * F::ROWS && row + first < end && column < columns;
         let block = (row + first) / 8 * columns + column;
         is_stored.then(|| block * SLOTS + thread::thread_idx_x() % SLOTS)

@@ -117,6 +117,7 @@ impl Quantised<'_> {
         let (chunk, below) = (lane % 16 / 2, lane % 2 * (SLOTS / 2));
         let vector = |i: usize| {
             let i = i as u32;
+            // A tile's rows of eight vectors are swizzled, as in shared memory.
             tile.map(|first| first + below + 8 * i + (chunk ^ i))
         };
         let scales = quantised_part(row, column, n) + PART_SCALES + lane / LANES;
