@@ -76,6 +76,7 @@ pub unsafe fn gin_signal(comm: DevComm, words: Window<u32>, rounds: u32) {
             if warp.thread_rank() == 0 {
                 gin.expect(arrived, 1);
             }
+            // It begins with a barrier, after which all lanes see the new shadow.
             gin.wait_signal_meets_shadow(warp, arrived, MemoryOrder::Acquire);
         }
     }

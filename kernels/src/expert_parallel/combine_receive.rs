@@ -76,7 +76,7 @@ impl Combine<'_> {
                 }
             } else if targets.contains(rank) {
                 // SAFETY: the rank is one of `targets`, and so sends the part.
-                let row = unsafe { session.rows.receive_several(rank, slot, 0) };
+                let row = unsafe { session.rows.receive_several(rank, slot, 0) }; // No pause.
                 add(sums, &row, 1.0);
             }
         }

@@ -53,7 +53,7 @@ pub unsafe fn ep_combine_counted(
     grid::wait_for_previous();
     // SAFETY: the kernel's caller guarantees the rows and the memory of the last dispatch.
     unsafe {
-        let progress = &Progress::new(&comm, &memory, 1);
+        let progress = &Progress::new(&comm, &memory, 1); // The combine.
         let (team, parts) = (comm.lsa_team(), Parts::new(shape.vectors));
         let combine = Combine { progress, team, memory, arrivals, parts, results };
         if steps & Steps::SEND != 0 {

@@ -375,7 +375,7 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
     fn state(&self, group: &Warpgroup) -> State<E> {
         let Block { division, schedule, row, column, epilogue, .. } = &self.block;
         let (across, thread) = (division.across, group.thread());
-        let above = thread.wrapping_sub(across);
+        let above = thread.wrapping_sub(across); // Used by the threads from `across` on.
         let place = if thread < across {
             row * across + thread
         } else {

@@ -190,7 +190,7 @@ impl Division {
         }
         let end = stages * S::STAGE + S::STORE;
         let sums = if apart == sums { end } else { 0 };
-        let (constant_a, constant_b) = (false, false);
+        let (constant_a, constant_b) = (false, false); // The caller may set them.
         let division = Self { across, down, stages, whole, sums, constant_a, constant_b };
         Some((division, clusters, end + apart + TileMemory::PADDING))
     }

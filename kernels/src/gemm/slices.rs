@@ -58,7 +58,7 @@ impl Slices {
                 let arrived = AtomicU32::from_ptr(self.arrived.wrapping_add(number));
                 let last = arrived.fetch_add(1, Order::AcqRel, Scope::Gpu) == self.count - 1;
                 if last {
-                    arrived.store(0, Order::Relaxed, Scope::Gpu);
+                    arrived.store(0, Order::Relaxed, Scope::Gpu); // For the next launch.
                 }
                 mem::store(is_last, u32::from(last));
             }

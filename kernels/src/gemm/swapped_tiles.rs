@@ -249,6 +249,7 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
             if thread == 0 {
                 self.received.arrive_expect_tx((splits - 1) * count * S::N * 32); // 8 rows of f32.
             }
+            // The next phase ends after all have waited: blocks send again only after `drained`.
             self.received.wait(split % 2);
         }
         let row = row + 8 * begin;

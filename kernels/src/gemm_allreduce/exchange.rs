@@ -197,7 +197,7 @@ impl<'a, W: Partial> Exchange<'a, W> {
         if warp::lane_id() == 0 {
             // SAFETY: after the block's barrier, the word in shared memory changes only here.
             let warps_done = unsafe { AtomicU32::from_ptr(warps_done()) };
-            warps_done.fetch_add(1, Order::Relaxed, Scope::Cta);
+            warps_done.fetch_add(1, Order::Relaxed, Scope::Cta); // Read after a barrier.
         }
     }
 

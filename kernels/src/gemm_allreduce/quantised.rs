@@ -153,8 +153,8 @@ impl Quantised<'_> {
         }
     }
 
-    /// Adds four vectors of both ranks and stores the sums. A word has the exponents of the scales
-    /// of their upper rows, or of the lower ones.
+    /// Adds four vectors of both ranks, this one's first, and stores the sums, for which the order
+    /// does not matter. A word has the exponents of the scales of their upper or lower rows.
     ///
     /// # Safety
     ///
@@ -300,7 +300,7 @@ impl Hooks for Quantised<'_> {
         // SAFETY: the caller has all lanes of the warp here. The parts are this warp's.
         unsafe {
             let session = self.peers.begin();
-            let end = tiles(order).saturating_sub(1);
+            let end = tiles(order).saturating_sub(1); // `drain` adds the last tile.
             let (mut tile, mut part) = (0, index);
             while tile < end {
                 let (row, column) = origin(order, cluster() + tile * clusters());
