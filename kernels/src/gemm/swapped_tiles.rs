@@ -320,7 +320,7 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     }
 
     /// Returns the end of the rows of a whole tile of this origin that an epilogue may read or
-    /// send: its last sums that are stored together may have rows of other blocks.
+    /// send: of the last rows that are stored together, some may belong to other blocks.
     fn end_of_tile(&self, (row, _): (u32, u32)) -> u32 {
         let ends_with_part = S::M < 8 * STORE_EIGHTS || S::M.is_multiple_of(8 * STORE_EIGHTS);
         if ends_with_part { self.end.0 } else { self.end.0.min(row + S::M) }

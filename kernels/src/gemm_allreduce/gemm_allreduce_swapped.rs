@@ -89,7 +89,7 @@ impl<const N: usize> Exchange<'_, N> {
         let (row, first) = (sums.row(0), ROWS * i as u32);
         let (end, n) = sums.end();
         let (column, columns) = (sums.column(0) / WARPGROUP_N, n.div_ceil(WARPGROUP_N));
-        // A thread has a quarter of the fragment's rows. A cluster may have tiles beyond C.
+        // A thread has a quarter of the rows. A cluster may have tiles beyond C.
         let is_stored = first < 4 * F::ROWS && row + first < end && column < columns;
         let block = (row + first) / 8 * columns + column;
         is_stored.then(|| block * SLOTS + thread::thread_idx_x() % SLOTS)
