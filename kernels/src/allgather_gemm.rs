@@ -97,8 +97,7 @@ pub const fn gather_flags(m: usize, ranks: usize) -> usize {
 /// The number of tiles that means that no more rows arrive.
 const ABORTED: u32 = u32::MAX;
 
-/// Returns two words in shared memory: the number of the block's tiles whose rows have all arrived,
-/// and the bank.
+/// Returns two words in shared memory: how many of the block's tiles have their rows, and the bank.
 fn arrived() -> *mut u32 {
     shared_array![u32; 2]
 }

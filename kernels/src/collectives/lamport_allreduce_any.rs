@@ -119,8 +119,7 @@ impl<T: Accumulate> OneStep for Part<T> {
 
     unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, slot: u32) {
         let mut result = None;
-        // SAFETY: the kernel's caller guarantees the elements, and all lanes of a warp call this
-        // together.
+        // SAFETY: the kernel's caller guarantees the elements; a warp's lanes call this together.
         unsafe {
             // The input is loaded again, since it would take registers until now.
             let mine = self.payload(slot);

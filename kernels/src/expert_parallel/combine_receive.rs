@@ -166,8 +166,7 @@ impl Combine<'_> {
         if row < self.shape.tokens {
             let token = rank * self.shape.tokens as usize + row as usize;
             let from = token * RETURN_WORDS + warp::lane_id() as usize;
-            // SAFETY: the kernel's caller guarantees the memory; there are words for the most
-            // tokens.
+            // SAFETY: the kernel's caller guarantees words for the most tokens.
             entries = unsafe { mem::load(self.returns.wrapping_add(from)) };
         }
         // This is not a condition of the load, which would then wait for `tokens`.

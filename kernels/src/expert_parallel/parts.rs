@@ -8,8 +8,8 @@ use devcomm_types::Element;
 /// time.
 #[derive(Clone, Copy)]
 pub(super) struct Parts<const VECTORS: usize> {
-    vectors: u32,
-    per_row: u32,
+    vectors: u32, // Of a row.
+    per_row: u32, // Parts of a row.
 }
 
 /// A warp's share of the parts that a round receives: from each other rank as many as the grid has

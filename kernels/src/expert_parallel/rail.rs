@@ -99,8 +99,7 @@ impl<'a, B: GinBackend> Rail<'a, B> {
             mail,
             batches: shape.tokens.div_ceil(mail.batch) as usize,
             vectors,
-            // SAFETY: the memory is as `Mail` says, and no other launch uses it, as the caller
-            // guarantees.
+            // SAFETY: the caller guarantees `Mail`'s memory, which no other launch uses.
             epoch: unsafe { Epoch::begin(mail.epoch) },
         }
     }

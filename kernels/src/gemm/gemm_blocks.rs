@@ -178,6 +178,7 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
     }
 
     fn compute(&self, group: &Warpgroup, state: &mut State, sums: &mut Sums, stage: u32, _: bool) {
+        // The main loop begins with sums of 0, so the first products are added too.
         let shared = self.factors.shared;
         let mut products = [0.0; 64];
         // SAFETY: a whole warpgroup computes a stage that has arrived; scales exist for each block

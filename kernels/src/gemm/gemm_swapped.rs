@@ -298,6 +298,7 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
     }
 
     fn arrivals(&self) -> u32 {
+        // The blocks in this block's row and column of the cluster multiply what it loads.
         let Division { across, down, .. } = self.block.division;
         (across + down - 1) * Self::COMPUTING
     }

@@ -114,8 +114,7 @@ impl Order {
             Division::Parts { first, height } => {
                 position_in_parts(self.tiles, first, height, number)
             }
-            // SAFETY: `GroupTiles::new` was called with groups that nothing writes, and the number
-            // is a tile's.
+            // SAFETY: `GroupTiles::new` had groups that nothing writes; the number is a tile's.
             Division::Groups(groups) => return unsafe { groups.position(number) },
         };
         Position { row, column, group: Group::ALL }

@@ -285,8 +285,7 @@ impl Hooks for Quantised<'_> {
 
     unsafe fn send_slice<O>(&self, row: u32, column: u32, tile: SharedTile<O, STORE_M>) {
         if let Some(slot) = self.tile(row, column) {
-            // SAFETY: one lane is here, with a tile after a fence; the slot is this warp's at the
-            // peer.
+            // SAFETY: one lane is here, with a tile after a fence; the peer's slot is this warp's.
             unsafe { self.session().send_tile(1, slot, tile) };
         }
     }
