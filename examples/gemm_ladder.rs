@@ -58,7 +58,7 @@ fn check_steps(rank: &Rank, comm: &Communicator, options: &Options) -> Result<()
         false => [1024; 3],
     };
     let [m, n, k] = [options.m.unwrap_or(m), options.n.unwrap_or(n), options.k.unwrap_or(k)];
-    let problems = Problem::combinations([&[m], &[n], &[k]], 1, options.seed)?;
+    let problems = Problem::combinations([&[m], &[n], &[k]], 1, options.seed)?; // Of one rank.
     let ladder = Ladder::new(&stream)?;
     for problem in problems {
         let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);

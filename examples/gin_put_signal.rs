@@ -61,6 +61,7 @@ fn ping_pong(rank: &Rank) -> Result<()> {
         }
         rank.barrier()?;
 
+        // Both ranks of a pair have the even rank's message. A last even rank has no partner.
         let has_partner = me ^ 1 < n_ranks;
         let mut got = vec![0; len];
         stream.copy_to_host(&recv, &mut got)?;

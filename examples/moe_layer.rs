@@ -331,6 +331,7 @@ impl Layer {
         }
         let rounded = |Expected { value, error }| Expected {
             value,
+            // 1.01 is for the products of errors.
             error: 1.01 * (error + half_step * (f64::abs(value) + error)) + f64::from(f32::EPSILON),
         };
         expected.into_iter().map(rounded).collect()

@@ -85,6 +85,7 @@ fn run(options: &Options, simulated: bool) -> Result<()> {
     }
 }
 
+/// The error of a simulated rank that is lost.
 #[derive(Debug, thiserror::Error)]
 #[error("this rank is lost, as --fail says")]
 struct Lost;
@@ -146,6 +147,7 @@ fn train_steps(rank: &Rank, state: &mut State, fails: Option<usize>) -> Result<(
     let State { step, weights, gradient, stream } = state;
     while *step < STEPS {
         if fails == Some(*step) {
+            // A process is killed; a simulated rank is a thread, and returns.
             if World::is_launched() {
                 std::process::abort();
             }

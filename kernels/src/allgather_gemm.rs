@@ -97,8 +97,7 @@ pub const fn gather_flags(m: usize, ranks: usize) -> usize {
 /// The number of tiles that means that no more rows arrive.
 const ABORTED: u32 = u32::MAX;
 
-/// Returns two words in shared memory: the number of the block's tiles whose rows have all arrived,
-/// and the bank.
+/// Returns two words in shared memory: how many of the block's tiles have their rows, and the bank.
 fn arrived() -> *mut u32 {
     shared_array![u32; 2]
 }
@@ -181,8 +180,7 @@ impl Gather<'_> {
     ///
     /// The kernel's contract; one warp of the block calls it, all lanes together.
     unsafe fn watch(&self, order: Order) {
-        // SAFETY: the caller passes the exchange's windows, and has waited for the previous
-        // kernels.
+        // SAFETY: the caller passes the exchange's windows, after the previous kernels.
         let exchange = unsafe { self.exchange() };
         let bank = exchange.bank();
         if warp::lane_id() == 0 {
@@ -193,7 +191,7 @@ impl Gather<'_> {
         let (mut tile, mut tiles, mut all) = (cluster(), 0, true);
         while all && tile < order.count() {
             let (row, _) = origin(order, tile);
-            let end = (row + TILE_M).min(self.m);
+            let end = (row + TILE_M).min(self.m); // A cluster's second tile may begin after it.
             if row < end && !self.is_own(row) {
                 let last = self.message(end - 1);
                 let mut message = self.message(row) + warp::lane_id();
@@ -204,8 +202,7 @@ impl Gather<'_> {
             }
             tile += clusters();
             tiles += 1;
-            // SAFETY: all lanes call these; the word is one of the block's, and written by ordered
-            // stores.
+            // SAFETY: all lanes call these; the word is the block's, and written by ordered stores.
             unsafe {
                 all = warp::all(all);
                 warp::sync();
@@ -236,14 +233,13 @@ impl Gather<'_> {
     ///
     /// The kernel's contract; one warp of each block calls it, all lanes together.
     unsafe fn push(&self) {
-        // SAFETY: the caller passes the exchange's windows, and has waited for the previous
-        // kernels.
+        // SAFETY: the caller passes the exchange's windows, after the previous kernels.
         let exchange = unsafe { self.exchange() };
         let (ranks, messages) = (self.team.n_ranks as u32, self.messages());
         let element = |row: u32| row as usize * self.k as usize;
         let mut item = thread::block_idx_x();
         while item < ranks * messages {
-            let (distance, message) = (item / messages, item % messages);
+            let (distance, message) = (item / messages, item % messages); // 0 is to itself.
             if distance > 0 || self.is_shared(message) {
                 // The rank before this one needs these rows first.
                 let to = self.team.rotated((ranks - distance) as i32);
@@ -271,7 +267,7 @@ impl Gather<'_> {
 impl Hooks for Gather<'_> {
     type Registers = CopyingRegisters;
 
-    /// Returns the order that begins with the rank's own rows.
+    /// Returns the order that begins with the rank's own rows, in parts of at least a row of tiles.
     fn order(&self, rows: u32, columns: u32) -> Order {
         let first = self.first().div_ceil(CLUSTER_M);
         Order::parts(rows, columns, first % rows, (self.rows_per_rank() / CLUSTER_M).max(1))

@@ -37,7 +37,7 @@ pub unsafe fn gin_put_signal<B: GinBackend>(
     if partner >= world.n_ranks {
         return;
     }
-    let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1));
+    let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1)); // `gin` traps without contexts.
     let arrived = comm.signal(block);
     // The signal's value before this launch. A partner that is ahead may already have incremented
     // the signal itself; only this rank changes the shadow.
@@ -54,8 +54,7 @@ pub unsafe fn gin_put_signal<B: GinBackend>(
         }
         gin.wait_signal(coop, arrived, before + u64::from(round) + 1, MemoryOrder::Acquire);
         if is_even && coop.thread_rank() == 0 {
-            // SAFETY: `nanos` has a number for each block and round, as the kernel's caller
-            // guarantees.
+            // SAFETY: the kernel's caller guarantees a number for each block and round.
             unsafe { mem::store(nanos.add(index), clock::globaltimer() - start) };
         }
         if !is_even {
@@ -68,5 +67,5 @@ pub unsafe fn gin_put_signal<B: GinBackend>(
     if coop.thread_rank() == 0 {
         gin.expect(arrived, rounds.into());
     }
-    gin.flush(coop, MemoryOrder::Relaxed);
+    gin.flush(coop, MemoryOrder::Relaxed); // After this the puts have read their sources.
 }

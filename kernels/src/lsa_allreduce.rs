@@ -23,7 +23,7 @@ use nccl_device::{BarrierIndex, Coop, DevComm, LsaPtr, MemoryOrder, Team, Window
 pub fn lsa_allreduce<T: Accumulate>(comm: DevComm, send: Window<T>, recv: Window<T>, count: usize) {
     let team = comm.lsa_team();
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
-    barrier.sync(MemoryOrder::Acquire);
+    barrier.sync(MemoryOrder::Acquire); // Every rank's input is complete.
     // SAFETY: the launch checks that both windows have `count` elements in every rank; between the
     // barriers each element is accessed by one thread of one rank.
     unsafe {
@@ -42,7 +42,7 @@ pub fn lsa_allreduce<T: Accumulate>(comm: DevComm, send: Window<T>, recv: Window
         }
         sum_tail(team, send, recv, count);
     }
-    barrier.sync(MemoryOrder::Release);
+    barrier.sync(MemoryOrder::Release); // Every rank has the sums of all slices.
 }
 
 /// Returns this rank's slice: a contiguous range of the whole 16-byte vectors, as vector indices.
@@ -51,9 +51,9 @@ fn slice_of<T: Accumulate>(team: Team, count: usize) -> (usize, usize) {
     let vectors = count / Vec16::<T>::LANES;
     // SAFETY: a team has at least one rank. (A check would add the kernel's only function call.)
     unsafe { core::hint::assert_unchecked(n_ranks > 0) };
-    let each = vectors.div_ceil(n_ranks);
-    let begin = (each * rank).min(vectors);
-    (begin, (begin + each).min(vectors))
+    let len = vectors.div_ceil(n_ranks);
+    let begin = (len * rank).min(vectors);
+    (begin, (begin + len).min(vectors))
 }
 
 /// Sums this rank's slice for a team of `N` ranks, with `UNROLL` vectors of each rank in flight per

@@ -31,9 +31,10 @@ pub unsafe fn gin_put(
     }
     let gin = comm.gin::<Proxy>(0);
     let arrived = comm.signal(0);
-    let first = world.rank % 2 == 0;
+    // The even rank puts in the even rounds, and the odd rank in the odd ones.
+    let is_even = world.rank % 2 == 0;
     for round in 0..2 * rounds {
-        if first == (round % 2 == 0) {
+        if is_even == (round % 2 == 0) {
             // SAFETY: the caller passes windows of `bytes` bytes; a rank puts only after it has
             // received the previous message.
             let put = unsafe { gin.put(world, peer, recv.at(0), send.at(0), bytes) };
@@ -42,6 +43,7 @@ pub unsafe fn gin_put(
             if warp.thread_rank() == 0 {
                 gin.expect(arrived, 1);
             }
+            // It begins with a barrier, after which all lanes see the new shadow.
             gin.wait_signal_meets_shadow(warp, arrived, MemoryOrder::Acquire);
         }
     }

@@ -35,7 +35,7 @@ pub unsafe fn lsa_put(
     }
     let block = thread::block_idx_x() as usize;
     let (saved, mine) = (thread::grid_dim_x() as usize + block, flags.local());
-    let first = team.rank % 2 == 0;
+    let is_even = team.rank % 2 == 0; // It stores in the even steps, the odd rank in the others.
     // SAFETY: the caller's windows have the elements; only this block, and the same block of the
     // peer, use those below.
     unsafe {
@@ -44,7 +44,7 @@ pub unsafe fn lsa_put(
         let base = mine.load(saved);
         let mut message = base;
         for step in 0..2 * rounds {
-            if first == (step % 2 == 0) {
+            if is_even == (step % 2 == 0) {
                 copy_part(send.local(), recv.lsa(peer), bytes);
                 arrived.post(cta, peer, message.wrapping_add(1));
             } else {
@@ -72,9 +72,9 @@ pub(crate) unsafe fn copy_part(from: LsaPtr<u8>, to: LsaPtr<u8>, bytes: usize) {
     let (row, thread) = (thread::block_dim_x() as usize, thread::thread_idx_x() as usize);
     let (blocks, block) = (thread::grid_dim_x() as usize, thread::block_idx_x() as usize);
     let vectors = bytes / LANES;
-    let each = vectors.div_ceil(blocks.max(1));
-    let end = ((block + 1) * each).min(vectors);
-    let mut at = block * each + thread;
+    let len = vectors.div_ceil(blocks.max(1)); // `max` spares the check of the division.
+    let end = ((block + 1) * len).min(vectors);
+    let mut at = block * len + thread;
     // SAFETY: the vectors and bytes lie below `bytes`, for which the caller's pointers have memory
     // that nothing else accesses; one thread accesses each.
     unsafe {

@@ -81,6 +81,7 @@ pub unsafe fn p2p_tma(
     // loaded to again when that store has read it.
     unsafe {
         let pipeline = Pipeline::at(shared_array![u64; Pipeline::words(STAGES)], STAGES);
+        // The waits for stores to have read their memory take the place of the *empty* barriers.
         pipeline.init(1, 1);
         let (mut full, mut empty) = (PipelineState::FIRST, PipelineState::FIRST);
         for _ in 0..rounds {

@@ -30,9 +30,10 @@ pub unsafe fn reduce_copy<T: Accumulate>(
     barrier.sync(MemoryOrder::Acquire);
     let team = comm.lsa_team();
     let vectors = count.div_ceil(Vec16::<T>::LANES);
-    let each = vectors.div_ceil((team.n_ranks as usize).max(1)) * Vec16::<T>::LANES;
-    let first = (each * team.rank as usize).min(count);
-    let n = each.min(count - first);
+    // `max` spares the check of the division.
+    let len = vectors.div_ceil((team.n_ranks as usize).max(1)) * Vec16::<T>::LANES;
+    let first = (len * team.rank as usize).min(count);
+    let n = len.min(count - first);
     // SAFETY: the part lies below `count`, for which the caller's windows have elements, and only
     // this rank accesses it between the barriers.
     unsafe { lsa_reduce_copy(Threads::grid(), Sum, send, first, recv, first, n, team) };

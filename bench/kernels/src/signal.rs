@@ -67,14 +67,16 @@ pub unsafe fn gin_signal(comm: DevComm, words: Window<u32>, rounds: u32) {
     // All lanes read the shadow before the first lane changes it below.
     let base = gin.signal_shadow(arrived);
     warp.sync();
-    let first = world.rank % 2 == 0;
+    // The even rank signals in the even steps, and the odd rank in the odd ones.
+    let is_even = world.rank % 2 == 0;
     for step in 0..2 * rounds {
-        if first == (step % 2 == 0) {
+        if is_even == (step % 2 == 0) {
             gin.signal(warp, world, peer, arrived.inc().weak());
         } else {
             if warp.thread_rank() == 0 {
                 gin.expect(arrived, 1);
             }
+            // It begins with a barrier, after which all lanes see the new shadow.
             gin.wait_signal_meets_shadow(warp, arrived, MemoryOrder::Acquire);
         }
     }

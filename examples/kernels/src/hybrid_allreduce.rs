@@ -46,7 +46,7 @@ pub unsafe fn hybrid_allreduce<T: Accumulate, B: GinBackend>(
 ) {
     let (lsa, rail, coop) = (comm.lsa_team(), comm.rail_team(), Coop::cta());
     let block = thread::block_idx_x();
-    let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1));
+    let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1)); // `gin` traps without contexts.
     let arrived = comm.signal(block);
     let Chunk { row, begin, first, len } = Chunk::of_block(&comm, block, count);
     let (partials, own) = (partial.local().as_ptr(), rail.rank as usize * row + begin);
@@ -60,7 +60,7 @@ pub unsafe fn hybrid_allreduce<T: Accumulate, B: GinBackend>(
         let from = |i| send.lsa(lsa.rotated(i)).as_ptr().add(first);
         sum(lsa.n_ranks, from, 1, |_| partials.add(own), len);
     }
-    coop.sync();
+    coop.sync(); // A put reads what all threads have stored.
     if len > 0 {
         // One thread puts to each peer.
         let others = (rail.n_ranks - 1) as u32;
@@ -78,6 +78,7 @@ pub unsafe fn hybrid_allreduce<T: Accumulate, B: GinBackend>(
         let to = |i| recv.lsa(lsa.rotated(i)).as_ptr().add(first);
         sum(rail.n_ranks, from, lsa.n_ranks, to, len);
     }
+    // After the flush the puts have read `partial`; after the barrier every rank has its sums.
     gin.flush(coop, MemoryOrder::Relaxed);
     barrier.lsa().sync(MemoryOrder::Release);
 }

@@ -40,7 +40,7 @@ pub unsafe fn hybrid_alltoall<T: Accumulate, B: GinBackend>(
     if len == 0 {
         return; // `len` is the same in every rank.
     }
-    let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1));
+    let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1)); // `gin` traps without contexts.
     let arrived = comm.signal(block);
     let message = |peer: i32| peer as usize * count + first;
     // The other teams' ranks follow this team's in world order, modulo the size of the world.

@@ -95,7 +95,7 @@ pub unsafe fn rmsnorm_allreduce_multimem<T: Accumulate<Acc = f32> + MultimemRedu
 ) {
     let multicast = comm.lsa_multimem();
     assert!(multicast.is_some(), "the device communicator was created without lsa_multimem");
-    let multicast = multicast.unwrap_or(MultimemHandle::NULL);
+    let multicast = multicast.unwrap_or(MultimemHandle::NULL); // It is there.
     // SAFETY: the multicast mapping and the barriers are both of the LSA team.
     let barriers = unsafe { comm.lsa_barriers().over_multimem(multicast) };
     let mut barrier = barriers.barrier(Coop::cta(), BarrierIndex::this_block());

@@ -45,7 +45,7 @@ impl<T: Accumulate> Elements<T> {
         }
     }
 
-    /// Loads a vector. The bits after the last element are 0.
+    /// Loads a vector. Elements after the last one are 0: all of them if there is no such vector.
     ///
     /// # Safety
     ///

@@ -66,7 +66,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// The number of bits of the offset in an offer.
+    /// The number of bits of the offset in an offer; the others are the window's number mod 2^16.
     const BITS: u32 = 48;
 
     /// Returns the offer that a peer stores its message from byte `at` of the window `number` on.

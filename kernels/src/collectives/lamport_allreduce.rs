@@ -106,8 +106,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     unsafe fn reduce<const N: usize>(&self, comm: &DevComm, memory: &LamportMemory) {
         assert!(self.vectors <= ROWS as u32 * threads(), "more vectors than threads have");
         let mut at = thread::index_1d();
-        // SAFETY: each slot is used by the thread of its vector; the kernel's caller guarantees the
-        // elements.
+        // SAFETY: one thread uses each slot; the kernel's caller guarantees the elements.
         unsafe {
             let session = self.begin::<N, ROWS>(comm, memory);
             while at < self.vectors {
@@ -122,8 +121,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
     unsafe fn reduce_by_two(&self, comm: &DevComm, memory: &LamportMemory) {
         let mut at = thread::index_1d();
         let mut next = at + threads();
-        // SAFETY: each slot is used by the thread of its vector; the kernel's caller guarantees the
-        // elements.
+        // SAFETY: one thread uses each slot; the kernel's caller guarantees the elements.
         unsafe {
             let session = self.begin::<2, 1>(comm, memory);
             while next < at + AHEAD * threads() {
@@ -147,15 +145,15 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         }
     }
 
-    /// Begins a launch, and sends the first vectors of a thread. Each slot is used by one thread.
+    /// Begins a launch, sends a thread's first vectors and ends the session, which may end before
+    /// messages are received. Each slot is used by one thread.
     unsafe fn begin<'a, const N: usize, const ROWS: usize>(
         &self,
         comm: &'a DevComm,
         memory: &LamportMemory,
     ) -> Lamport<'a, N> {
         let first = thread::index_1d();
-        // SAFETY: each slot is used by the thread of its vector; the kernel's caller guarantees the
-        // elements.
+        // SAFETY: one thread uses each slot; the kernel's caller guarantees the elements.
         unsafe {
             // This is before the wait, so that the address is computed there. It gains little for
             // longer messages, which wait for more than their first load.
@@ -170,7 +168,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
             self.send(&session, first, mine);
             // Only now: the messages do not wait for this instruction.
             grid::launch_next();
-            thread::sync_threads();
+            thread::sync_threads(); // All threads have the number of the launch.
             session.end(Coop::cta());
             session
         }
@@ -210,8 +208,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
 
     /// Receives a vector of all ranks, and stores the result.
     unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, at: u32, mine: Vec16<T>) {
-        // SAFETY: each slot is used by the thread of its vector; the kernel's caller guarantees the
-        // elements.
+        // SAFETY: one thread uses each slot; the kernel's caller guarantees the elements.
         unsafe {
             let all = session.receive_all(at, self.reduction.scale(mine));
             // The peers have the vector as `message` returns it, and all ranks must reduce the same

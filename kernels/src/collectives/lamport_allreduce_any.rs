@@ -16,9 +16,9 @@ use super::reduction::Reduction;
 /// Reduces `input` over the ranks: `output[i]` becomes the reduction of `input[i]`, for `i <
 /// count`, in every rank of the LSA team, which has 2, 4 or 8 ranks.
 ///
-/// `operator` is one of [`Reduction`]'s; the result is divided by `divisor`. 8-bit floats are
-/// reduced in f32 and rounded once; integers wrap around, and quotients are rounded towards zero.
-/// All ranks get the same bits. `output` may be `input`.
+/// `operator` is one of [`Reduction`]'s; the result is divided by a `divisor` above 1. 8-bit floats
+/// are reduced in f32 and rounded once; integers wrap around, and quotients are rounded towards
+/// zero. All ranks get the same bits. `output` may be `input`.
 ///
 /// The launch uses [`slots`] of the message's bytes.
 ///
@@ -119,8 +119,7 @@ impl<T: Accumulate> OneStep for Part<T> {
 
     unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, slot: u32) {
         let mut result = None;
-        // SAFETY: the kernel's caller guarantees the elements, and all lanes of a warp call this
-        // together.
+        // SAFETY: the kernel's caller guarantees the elements; a warp's lanes call this together.
         unsafe {
             // The input is loaded again, since it would take registers until now.
             let mine = self.payload(slot);

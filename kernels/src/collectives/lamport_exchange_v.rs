@@ -31,9 +31,9 @@ const HEADER: usize = 16;
 ///
 /// # Safety
 ///
-/// `input` has the parts that are sent, `output` those that are received, and `offers` two numbers
-/// for each rank. Nothing else accesses these until the kernel has ended, and they do not overlap.
-/// `memory` is as [`LamportSlots`] needs it.
+/// `input` has the parts that are sent, `output` those that are received, and `offers`, aligned to
+/// 16 bytes, two numbers for each rank. Nothing else accesses these until the kernel has ended, and
+/// they do not overlap. `memory` is as [`LamportSlots`] needs it.
 #[kernel(max_threads = 512, min_blocks = 2)]
 pub unsafe fn lamport_exchange_v(
     comm: DevComm,
@@ -66,6 +66,7 @@ pub const fn slots(bytes: usize) -> usize {
     super::lamport_exchange::slots(HEADER + bytes)
 }
 
+/// The kernel's arguments.
 struct Exchange<'a> {
     comm: &'a DevComm,
     used: u32,
@@ -141,8 +142,7 @@ impl Exchange<'_> {
 
     /// Receives a slot of the message from a peer. All lanes of the warp call this together.
     unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, source: usize, slot: u32) {
-        // SAFETY: the session has begun, only this thread uses the slot, and all lanes call this
-        // together.
+        // SAFETY: the session has begun, one thread uses the slot, all lanes call this together.
         unsafe {
             let payload: Vec16<u8> = unmarked(session.receive(source, slot));
             if slot == 0 {

@@ -97,7 +97,7 @@ impl<T: Accumulate<Acc = f32>> OneStep for Part<'_, T> {
         // SAFETY: only this thread uses the slot; the kernel's caller guarantees the elements.
         unsafe {
             let mine = self.reduction.scale(self.part(0).load(slot as usize));
-            let mut result = T::widen(mine);
+            let mut result = T::widen(mine); // Rank 0's vector is the first, and replaces it.
             session.receive_in_order(slot, mine, |rank, vector| match rank {
                 0 => result = T::widen(vector),
                 _ => self.reduction.combine(&mut result, vector),

@@ -123,7 +123,7 @@ unsafe fn receive<T: Accumulate<Acc = f32>, const N: usize>(
     rows: &Rows<T>,
     at: u32,
 ) -> T::Wide {
-    let mut sum = T::widen(Vec16::from_bits([0; 4]));
+    let mut sum = T::widen(Vec16::from_bits([0; 4])); // Rank 0's vector, the first, replaces it.
     // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread.
     unsafe {
         session.receive_in_order(at, message(rows.load(at)), |rank, vector| match rank {

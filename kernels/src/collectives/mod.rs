@@ -24,7 +24,7 @@ pub mod rmsnorm_block;
 mod strip;
 
 /// Threads of each kernel that a multiprocessor of sm_90 has room for, by its registers. A kernel
-/// is named without its types.
+/// is named without its types. Plans rely on these; a test compares them with `ptxas`'s report.
 pub mod room {
     #![expect(missing_docs, reason = "they are the kernels' names")]
 

@@ -57,7 +57,7 @@ pub unsafe fn pull_reduce_scatter<T: Accumulate<Acc = f32>>(
 struct Part<T> {
     team: Team,
     input: Window<T>,
-    /// The first vector of the input.
+    /// The index in the window of the input's first vector.
     first: usize,
     /// Elements of the input.
     len: usize,
@@ -73,7 +73,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         let vectors = self.len / Vec16::<T>::LANES / N;
         let first = self.first + team.rank as usize * vectors;
         let threads = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
-        // This is before the wait and the barrier, as the windows' addresses are loaded.
+        // The loads of the windows' addresses take their time during the wait and the barrier.
         let mut parts = [input.local(); N];
         let mut distance = 1;
         while distance < N {
@@ -88,8 +88,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         let mut at = strip::first::<UNROLL>(thread::index_1d());
         while at < vectors {
             let mut loaded = [[Vec16::<T>::from_bits([0; 4]); N]; UNROLL];
-            // SAFETY: the kernel's caller guarantees the memory; each vector is reduced by one
-            // thread.
+            // SAFETY: the kernel's caller guarantees the memory; one thread reduces each vector.
             unsafe {
                 for u in 0..UNROLL {
                     // This rank's own vector is the last one, as it is nearest.

@@ -24,7 +24,7 @@ const SLOTS: usize = 2;
 /// Returns how many words the window has that receives chunks of up to `chunk` vectors of 16 bytes.
 #[must_use]
 pub const fn inbox(ranks: usize, blocks: u32, chunk: usize) -> usize {
-    4 * (ranks - 1) * blocks as usize * SLOTS * chunk
+    4 * (ranks - 1) * blocks as usize * SLOTS * chunk // A vector has 4 words.
 }
 
 /// Reduces `input` over the ranks: `output[first + i]` becomes the reduction of `input[i]`, for `i
@@ -69,7 +69,7 @@ pub unsafe fn push_allreduce<T: Accumulate<Acc = f32>>(
         output,
         output_first: first,
         count,
-        part: (vectors + n_ranks - 1) >> n_ranks.trailing_zeros(),
+        part: (vectors + n_ranks - 1) >> n_ranks.trailing_zeros(), // It is 2, 4 or 8.
         inbox,
         size: chunk as usize,
         reduction,
@@ -121,7 +121,8 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
         let mut round = 0;
         while round <= rounds {
             // SAFETY: the kernel's caller guarantees the memory. The barriers separate the stores
-            // to a slot from its loads, and these from the stores two rounds later.
+            // to a slot from its loads, and these from the stores two rounds later; the first one
+            // comes after the ranks' previous kernels, and before any store to an output.
             unsafe {
                 if round < rounds {
                     self.push::<N>(round);
@@ -141,7 +142,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
 
     /// Returns this block's chunk of a round, of the part of `rank`.
     fn chunk(&self, rank: usize, round: usize) -> Chunk {
-        let whole = self.count / Vec16::<T>::LANES;
+        let whole = self.count / Vec16::<T>::LANES; // Also the index of a partial vector.
         let index = round * thread::grid_dim_x() as usize + thread::block_idx_x() as usize;
         let place = index * self.size;
         let left = self.part.saturating_sub(place);
@@ -181,8 +182,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
                 unsafe { mem::store_vec(to.wrapping_add(4 * (at - chunk.first)), words) };
             };
             in_rows(chunk, |rows: [Option<usize>; PUSHED]| {
-                // SAFETY: the input has the vector, and it is aligned, as the kernel's caller
-                // guarantees.
+                // SAFETY: the kernel's caller guarantees the input's vector and its alignment.
                 let load = |at| unsafe { mem::load_vec(vector(self.input, at)) };
                 let loaded = rows.map(|row| row.map(load));
                 let mut u = 0;
@@ -194,8 +194,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
                 }
             });
             if let Some(at) = chunk.tail.filter(|_| thread::thread_idx_x() == 0) {
-                // SAFETY: the input has the vector, and it is aligned, as the kernel's caller
-                // guarantees.
+                // SAFETY: the kernel's caller guarantees the input's vector and its alignment.
                 let tail = unsafe { Elements::new(self.input.cast_mut(), self.count).load(at) };
                 store(at, tail);
             }
@@ -215,7 +214,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
         // SAFETY: the slots of the round have arrived, and nothing else accesses them until the
         // barrier.
         let result = |at: usize, mine: Vec16<T>| unsafe {
-            let mut result = T::widen(mine);
+            let mut result = T::widen(mine); // Rank 0's vector is the first, and replaces it.
             let mut source = 0;
             while source < N {
                 let mut vector = self.reduction.scale(mine);
@@ -234,8 +233,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
             }
             self.reduction.finish(result)
         };
-        // SAFETY: the kernel's caller guarantees the elements; each vector is reduced by one
-        // thread.
+        // SAFETY: the kernel's caller guarantees the elements; one thread reduces each vector.
         unsafe {
             in_rows(chunk, |rows: [Option<usize>; ROWS]| {
                 let mine = rows.map(|row| row.map(|at| mem::load_vec(vector(self.input, at))));

@@ -12,7 +12,7 @@ use super::strip;
 /// Vectors that a thread has in flight.
 const UNROLL: usize = 4;
 
-/// Sends messages between the ranks of the LSA team.
+/// Sends messages between the ranks of the LSA team, which has at least two.
 ///
 /// The output begins at byte `first` of `output`. A rank's message to itself is copied, unless it
 /// is already in its place.
@@ -45,7 +45,7 @@ pub unsafe fn push_exchange(
         let into = output.as_ptr().wrapping_add(first + messages.output(team.rank));
         Transfer { from: input.wrapping_add(messages.input(to)), into, bytes: messages.bytes }
     };
-    // This is before the wait and the barrier, as the windows' addresses are loaded.
+    // The loads of the windows' addresses take their time during the wait and the barrier.
     let (own, mut message) = (copy(0), copy(1));
     // The message to this rank is not copied if it is in its place.
     let mut own = (own.from != own.into).then_some(own);
@@ -58,11 +58,10 @@ pub unsafe fn push_exchange(
         let mut distance = 1;
         while distance < team.n_ranks {
             // This rank's message is copied while NVLink is busy with the first one.
-            // SAFETY: the kernel's caller guarantees the memory; each vector is copied by one
-            // thread.
+            // SAFETY: the kernel's caller guarantees the memory; one thread copies each vector.
             unsafe { copy_both(message, own) };
             distance += 1;
-            (message, own) = (copy(distance), None);
+            (message, own) = (copy(distance), None); // The last one is not used.
         }
     }
     barrier.sync(MemoryOrder::Release);
@@ -80,7 +79,8 @@ pub(super) struct Transfer {
 ///
 /// # Safety
 ///
-/// Nothing else accesses these bytes. All threads of the grid call this.
+/// Nothing else accesses these bytes, which begin at multiples of 16. All threads of the grid call
+/// this.
 unsafe fn copy_both(message: Transfer, own: Option<Transfer>) {
     let own = own.map(|own| Transfer { bytes: message.bytes, ..own });
     let threads = (thread::grid_dim_x() * thread::block_dim_x()) as usize;

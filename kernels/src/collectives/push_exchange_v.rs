@@ -53,9 +53,9 @@ pub unsafe fn push_exchange_v(
         let bytes = sent.bytes[to as usize];
         if bytes > longest {
             // SAFETY: the kernel's caller guarantees two numbers of `offers` for each rank.
-            let [at, room] =
+            let [at, len] =
                 [0, 1].map(|i| unsafe { mem::load(offers.add(2 * to as usize + i)) } as usize);
-            assert!(room == bytes, "a rank sends another length than the peer receives");
+            assert!(len == bytes, "a rank sends another length than the peer receives");
             let at = target.place(to as usize, at, bytes);
             let from = input.wrapping_add(sent.at[to as usize]);
             let transfer = Transfer { from, into: output.lsa(to).as_ptr().wrapping_add(at), bytes };

@@ -74,7 +74,7 @@ impl Quantised {
     }
 }
 
-/// The place of a thread's vector in a row.
+/// The place of a thread's vector: its row, and its index among the row's vectors.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) row: u32,

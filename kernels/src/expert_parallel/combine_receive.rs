@@ -76,7 +76,7 @@ impl Combine<'_> {
                 }
             } else if targets.contains(rank) {
                 // SAFETY: the rank is one of `targets`, and so sends the part.
-                let row = unsafe { session.rows.receive_several(rank, slot, 0) };
+                let row = unsafe { session.rows.receive_several(rank, slot, 0) }; // No pause.
                 add(sums, &row, 1.0);
             }
         }
@@ -166,8 +166,7 @@ impl Combine<'_> {
         if row < self.shape.tokens {
             let token = rank * self.shape.tokens as usize + row as usize;
             let from = token * RETURN_WORDS + warp::lane_id() as usize;
-            // SAFETY: the kernel's caller guarantees the memory; there are words for the most
-            // tokens.
+            // SAFETY: the kernel's caller guarantees words for the most tokens.
             entries = unsafe { mem::load(self.returns.wrapping_add(from)) };
         }
         // This is not a condition of the load, which would then wait for `tokens`.

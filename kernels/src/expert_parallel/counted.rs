@@ -57,7 +57,7 @@ pub(super) enum Step {
 }
 
 impl Counted {
-    const STEPS: usize = 4;
+    const STEPS: usize = 4; // The variants of `Step`.
 
     /// The words of an [`Epoch`], and one that counts blocks, for two kernels.
     pub const STATE: usize = 2 * Self::KERNEL_WORDS;
@@ -133,8 +133,7 @@ impl<'a> Progress<'a> {
     #[track_caller]
     pub(super) unsafe fn new(comm: &'a DevComm, memory: &Counted, kernel: usize) -> Self {
         let state = memory.state.wrapping_add(kernel * Counted::KERNEL_WORDS);
-        // SAFETY: the memory is as `Counted` says, and no other launch uses it, as the caller
-        // guarantees.
+        // SAFETY: the caller guarantees `Counted`'s memory, which no other launch uses.
         unsafe {
             Self {
                 comm,
@@ -171,6 +170,7 @@ impl<'a> Progress<'a> {
     #[track_caller]
     pub(super) unsafe fn tell_by_last_block(&self, step: Step) {
         thread::sync_threads();
+        // The last block acquires what the others have written, which its flags then release.
         // SAFETY: the word is one of the state, and all blocks call this once.
         let is_last =
             thread::thread_idx_x() == 0 && unsafe { is_last_block(self.blocks, Order::AcqRel) };

@@ -100,8 +100,8 @@ impl Counters {
     }
 
     /// Returns the place of a token's row among those of an expert, and counts the token's rows; it
-    /// may have the expert several times. Lane `k` has the `k`-th expert. All lanes of a warp call
-    /// this together, and no other warp accesses `next`.
+    /// may have the expert several times. Lane `k` has the `k`-th expert; a lane without
+    /// one gets any number. All lanes of a warp call this together, and no other warp uses `next`.
     pub(super) unsafe fn take_next(self, expert: Option<u32>) -> u32 {
         let (own, mut place) = (expert.unwrap_or(NONE), 0);
         // SAFETY: all lanes of the warp are here, and no other warp uses `next`, as the caller

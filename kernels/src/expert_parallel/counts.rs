@@ -77,8 +77,8 @@ impl Places<'_> {
             }
             let to = self.counts(self.team.rank as u32, peer);
             for i in strided(self.counters()) {
-                // SAFETY: the kernel's caller guarantees the memory. The peer has ended the launch
-                // before this one.
+                // SAFETY: the kernel's caller guarantees the memory. The last launch has waited for
+                // the peer's rows, so the peer has read those counts.
                 unsafe { to.store(i, self.shared.counters.totals.load(i)) };
             }
         }

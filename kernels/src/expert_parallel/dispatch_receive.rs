@@ -139,8 +139,7 @@ impl<R: Rows> Dispatch<'_, R> {
             let [word, weight] = message;
             let token = source * tokens as usize + row as usize;
             let at = token * top_k as usize + lane as usize;
-            // SAFETY: `received` has room for the token's experts, and only this warp has the
-            // token.
+            // SAFETY: `received` has room for the token's experts; only this warp has the token.
             unsafe {
                 mem::store(self.received.experts.wrapping_add(at), word & !HAS_ROW);
                 mem::store(self.received.weights.wrapping_add(at), f32::from_bits(weight));

@@ -28,8 +28,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         let (first, len) = (batch.first(), batch.len(tokens));
         let source = (team * self.team.n_ranks + self.team.rank) as usize;
         let of_source = source * self.shape.tokens as usize;
-        // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
-        // turns.
+        // SAFETY: the kernel's caller guarantees the memory; a warp's lanes take the same turns.
         unsafe {
             if first == 0 {
                 let [.., counts, _] = self.offsets();
@@ -90,7 +89,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
             if lane < top_k {
                 (word, weight) = (entry.load(0), entry.load(1));
             }
-            let number = word.wrapping_sub(1);
+            let number = word.wrapping_sub(1); // Not used if the word is 0.
             for peer in self.team.all_from_self() {
                 let is_there = word != 0 && number / experts == peer as u32;
                 bits |= u32::from(warp::any(is_there)) << peer;

@@ -105,7 +105,7 @@ impl Combine<'_> {
         // SAFETY: the memory has a slot for each vector, as the kernel's caller guarantees.
         let slots = unsafe { messages.slots::<N>(self.comm, self.shape.slots(), NUMBERED_SLOTS) };
         let (first, small) = (warp_index(), Parts::<1>::new(self.shape.vectors));
-        let others = (ranks::<N>(self.comm) as u32 - 1).max(1);
+        let others = (ranks::<N>(self.comm) as u32 - 1).max(1); // 1 for a single rank.
         grid::launch_next();
         grid::wait_for_previous();
         // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread; all
@@ -264,6 +264,7 @@ impl Combine<'_> {
                     }
                 }
             };
+            // An index that is not a constant would move the peers' addresses to memory.
             if N == ANY_RANKS {
                 send(distance);
             }

@@ -53,7 +53,7 @@ pub unsafe fn ep_combine_counted(
     grid::wait_for_previous();
     // SAFETY: the kernel's caller guarantees the rows and the memory of the last dispatch.
     unsafe {
-        let progress = &Progress::new(&comm, &memory, 1);
+        let progress = &Progress::new(&comm, &memory, 1); // The combine.
         let (team, parts) = (comm.lsa_team(), Parts::new(shape.vectors));
         let combine = Combine { progress, team, memory, arrivals, parts, results };
         if steps & Steps::SEND != 0 {
@@ -91,8 +91,7 @@ impl Combine<'_> {
         let firsts = Words(shared_array![u32; RANKS + 1]);
         // SAFETY: a team has at least one rank. (Otherwise divisions would be checked.)
         unsafe { hint::assert_unchecked(ranks > 0) };
-        // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
-        // turns.
+        // SAFETY: the kernel's caller guarantees the memory; a warp's lanes take the same turns.
         unsafe {
             for rank in strided(ranks + 1) {
                 firsts.store(rank, Words(self.memory.firsts).load(rank));

@@ -26,7 +26,7 @@ pub const fn message_vectors(shape: Shape, batch: u32) -> usize {
 /// Returns the number of elements of a rank's `partials_of_team`, for `ranks` ranks in all teams.
 #[must_use]
 pub const fn partials(shape: Shape, ranks: usize) -> usize {
-    8 * ranks * (shape.tokens * shape.vectors) as usize
+    8 * ranks * (shape.tokens * shape.vectors) as usize // A vector has 8 elements.
 }
 
 /// Does what [`ep_combine`](fn@super::ep_combine::ep_combine) does, among the ranks of all LSA
@@ -150,8 +150,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
         // SAFETY: a team has at least one rank. (Otherwise divisions would be checked.)
         unsafe { hint::assert_unchecked(self.team.n_ranks > 0) };
         let (team, rank) = (source / self.team.n_ranks, source % self.team.n_ranks);
-        // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
-        // turns.
+        // SAFETY: the kernel's caller guarantees the memory; a warp's lanes take the same turns.
         unsafe {
             let (tokens, to) =
                 (self.local.received.tokens_of(source as usize), self.partials.lsa(rank).as_ptr());
@@ -187,8 +186,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
     /// this together.
     unsafe fn send(&self, team: i32) {
         let source = team * self.team.n_ranks + self.team.rank;
-        // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
-        // turns.
+        // SAFETY: the kernel's caller guarantees the memory; a warp's lanes take the same turns.
         unsafe {
             let tokens = self.local.received.tokens_of(source as usize);
             self.rail.each_batch(|batch| {
@@ -221,8 +219,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
             for team in teams.others() {
                 self.rail.wait(team, batch);
             }
-            // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
-            // turns.
+            // SAFETY: the kernel's caller guarantees the memory; a warp's lanes stay together.
             unsafe {
                 let of_lane = Self::bits_of_lane(self.relayed.teams, batch, results.tokens);
                 for part in self.parts(batch, results.tokens) {

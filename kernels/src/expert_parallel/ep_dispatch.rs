@@ -146,7 +146,8 @@ impl<R: Rows> Dispatch<'_, R> {
             }
             // The first round only sends; each later one also receives what the peers have sent in
             // the round before. What is sent in the next round is loaded before the wait, if there
-            // are registers for it.
+            // are registers for it. `end` ends the parts that this warp sends and receives, which
+            // are those of the most tokens until it knows how many its peers have.
             let share = Share::new(first, step, ranks::<N>(self.comm));
             let (mut round, mut ahead) = (0, first);
             let mut end = if receives { parts.count(self.shape.tokens) } else { own };

@@ -76,7 +76,7 @@ pub unsafe fn ep_dispatch_counted<T: Rows>(
     grid::wait_for_previous();
     // SAFETY: the kernel's caller guarantees the elements, the rows and the memory.
     unsafe {
-        let progress = &Progress::new(&comm, &memory, 0);
+        let progress = &Progress::new(&comm, &memory, 0); // The dispatch.
         let (team, shared) = (comm.lsa_team(), Shared::new());
         let places = Places { progress, team, memory, shape, tokens, grouped, faults, shared };
         let dispatch = Dispatch { places, rows, scales };

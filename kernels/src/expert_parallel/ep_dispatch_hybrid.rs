@@ -141,7 +141,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
                 // After this, no rank of the team uses what it received before. The barrier also
                 // releases, as the last launch has not told the team that it has read this.
                 barrier.sync(MemoryOrder::AcqRel);
-                let me = self.rail.teams.rank;
+                let me = self.rail.teams.rank; // Its message stays where it is packed.
                 self.rail.each_batch(|batch| {
                     self.pass_on::<VECTORS>(me, batch, self.rail.outgoing(me, batch))
                 });
@@ -170,8 +170,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
     unsafe fn pack<const VECTORS: usize>(&self, batch: Batch) -> u32 {
         let (first, len, lane) = (batch.first(), batch.len(self.tokens.count), warp::lane_id());
         let (teams, me) = (self.rail.teams.n_ranks, self.rail.teams.rank);
-        // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same
-        // turns.
+        // SAFETY: the kernel's caller guarantees the memory; a warp's lanes take the same turns.
         unsafe {
             for token in Self::tokens_of_warp(len) {
                 self.route(batch, token);

@@ -113,7 +113,7 @@ pub unsafe fn ep_layout(
         let (first, count) = share(layout.tokens() as usize, block as usize, blocks as usize);
         let end = (first + count) as u32;
         layout.count(first as u32);
-        layout.find_starts();
+        layout.find_starts(); // `place` reads the starts after the barrier that follows `stage`.
         for at in Strided::new(first as u32, end, BATCH) {
             let batch = BATCH.min(end - at);
             layout.stage(at, batch);

@@ -18,8 +18,8 @@
 //!
 //! A warp sends a part of a row, and receives the same part of the peers' rows. It sends two parts
 //! ahead of the one that it waits for, so that one code serves short and long messages: enough of a
-//! long one is in flight to fill NVLink. A launch's blocks send before they wait for anything, so
-//! that they need not run at the same time, and grids may differ between ranks.
+//! long one is in flight to fill NVLink. All blocks of a launch are resident, and each sends before
+//! it waits for a message, so that every wait ends; grids may differ between ranks.
 //!
 //! # High throughput
 //!

@@ -104,6 +104,7 @@ impl<const N: usize> Numbered<N> {
         self.launch.wrapping_add(1)
     }
 
+    /// Returns the address of a slot of a source rank in a rank's memory, in this launch's bank.
     fn slot(&self, part: LsaPtr<u32>, source: usize, slot: u32) -> *mut u32 {
         let ranks = if N == ANY_RANKS { self.team.n_ranks as usize } else { N };
         let place = (self.launch as usize % BANKS * ranks + source) * self.capacity as usize;

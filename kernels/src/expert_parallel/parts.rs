@@ -8,8 +8,8 @@ use devcomm_types::Element;
 /// time.
 #[derive(Clone, Copy)]
 pub(super) struct Parts<const VECTORS: usize> {
-    vectors: u32,
-    per_row: u32,
+    vectors: u32, // Of a row.
+    per_row: u32, // Parts of a row.
 }
 
 /// A warp's share of the parts that a round receives: from each other rank as many as the grid has
@@ -30,7 +30,7 @@ pub(super) struct Share {
 impl Share {
     /// Returns the share of warp `warp` of `warps`, among `ranks` ranks.
     pub(super) fn new(warp: u32, warps: u32, ranks: usize) -> Self {
-        let distance_step = (ranks as u32 - 1).min(warps).max(1);
+        let distance_step = (ranks as u32 - 1).min(warps).max(1); // 1 for a single rank.
         let part_step = warps / distance_step;
         // The last warps may have no part, but not if all warps have the same rank.
         let has_part = distance_step == 1 || warp < part_step * distance_step;

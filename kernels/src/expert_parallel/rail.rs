@@ -93,13 +93,13 @@ impl<'a, B: GinBackend> Rail<'a, B> {
     pub(super) unsafe fn new(comm: &'a DevComm, mail: Mail, shape: Shape, vectors: usize) -> Self {
         Self {
             teams: comm.rail_team(),
+            // `gin` traps without contexts.
             gin: comm.gin::<B>(thread::block_idx_x() % comm.n_gin_contexts().max(1)),
             comm,
             mail,
             batches: shape.tokens.div_ceil(mail.batch) as usize,
             vectors,
-            // SAFETY: the memory is as `Mail` says, and no other launch uses it, as the caller
-            // guarantees.
+            // SAFETY: the caller guarantees `Mail`'s memory, which no other launch uses.
             epoch: unsafe { Epoch::begin(mail.epoch) },
         }
     }
@@ -128,11 +128,13 @@ impl<'a, B: GinBackend> Rail<'a, B> {
         self.mail.window.local().as_ptr().wrapping_add(self.place(bank, team, batch))
     }
 
+    /// Returns the word in the window at which the message of a team's batch begins, in an area.
     fn place(&self, area: usize, team: i32, batch: Batch) -> usize {
         let all = self.teams.n_ranks as usize * self.batches;
         (area * all + self.index(team, batch)) * self.vectors * VECTOR
     }
 
+    /// Returns the number of a team's batch among those of all teams.
     fn index(&self, team: i32, batch: Batch) -> usize {
         team as usize * self.batches + batch.index as usize
     }
@@ -163,6 +165,7 @@ impl<'a, B: GinBackend> Rail<'a, B> {
         if thread::thread_idx_x() == 0 {
             self.gin.expect(arrived, 1);
         }
+        // It begins with a barrier, after which all threads see the new shadow.
         self.gin.wait_signal_meets_shadow(Coop::cta(), arrived, MemoryOrder::Acquire);
     }
 

@@ -62,6 +62,7 @@ pub(super) struct Tile {
 }
 
 impl Tile {
+    /// Returns this block's tile of a cluster's tile.
     pub(super) fn at(order: Order, number: u32) -> Self {
         let Position { row, column, group } = order.position(number);
         let (row, column) = ((CLUSTER * row + cluster::rank()) * TILE_M, column * TILE_N);

@@ -172,13 +172,13 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
         let (rows, columns) = ([state.place.row, self.stores.m], [column, self.stores.n]);
         state.scales =
             Scales::of(self.scales, warp::lane_id(), rows, columns, self.k.div_ceil(BLOCK));
-        // SAFETY: the caller of the kernel passes scales for each block of `k`, and the first one
-        // exists.
+        // SAFETY: the kernel's caller passes scales for each block of `k`: for one at least.
         state.next = unsafe { state.scales.load(0) };
         state.block = 0;
     }
 
     fn compute(&self, group: &Warpgroup, state: &mut State, sums: &mut Sums, stage: u32, _: bool) {
+        // The main loop begins with sums of 0, so the first products are added too.
         let shared = self.factors.shared;
         let mut products = [0.0; 64];
         // SAFETY: a whole warpgroup computes a stage that has arrived; scales exist for each block

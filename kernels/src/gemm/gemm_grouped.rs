@@ -48,8 +48,7 @@ pub unsafe fn gemm_grouped<T: GemmFactor>(
     let mut stores = Stores::new(&c, address, [m, n], &grouped);
     stores.by_map = n.is_multiple_of(8);
     let factors = Factors::new([&a, &b], stores.shared, [false; 2]);
-    // SAFETY: the caller of the kernel passes matrices, groups, grid and block as the product
-    // needs.
+    // SAFETY: the kernel's caller passes matrices, groups, grid and block for the product.
     unsafe { Product::<T, _, _>::new(factors, stores, k, epilogue).run() }
 }
 

@@ -125,7 +125,7 @@ fn matrix<T>(address: *const T, rows: u32, k: u32, transposed: bool) -> Matrix<T
 }
 
 impl<T: Factor> Factors<T> {
-    /// Returns the alignment of both factors' stored rows, in bytes.
+    /// Returns the alignment of both factors' stored rows, in bytes: 16, 4 or 2.
     pub(super) fn row_alignment(&self, [ta, tb]: [bool; 2]) -> u32 {
         let a = matrix(self.a, self.m, self.k, ta).row_alignment();
         a.min(matrix(self.b, self.n, self.k, tb).row_alignment())
@@ -146,24 +146,24 @@ impl<T: Factor> Factors<T> {
     ) {
         let Self { a, b, m, n, k } = *self;
         let warp = thread::thread_idx_x() / warp::WARP_SIZE;
-        let part = (warp / 2 * WARP_TILE, warp % 2 * WARP_TILE);
+        let in_tile = (warp / 2 * WARP_TILE, warp % 2 * WARP_TILE);
         // Opaque, so that values that only one of the variants needs are not kept in registers
         // during another one.
         let factors = Self { a, b, m: hint::opaque(m), n: hint::opaque(n), k: hint::opaque(k) };
         // SAFETY: the caller has all threads of the block here; the alignment is that of the rows.
         unsafe {
             let mut sums = match (alignment, transposed) {
-                (16, [false, false]) => factors.sums::<16, false, false>(origin, part),
-                (16, [false, true]) => factors.sums::<16, false, true>(origin, part),
-                (16, [true, false]) => factors.sums::<16, true, false>(origin, part),
-                (16, [true, true]) => factors.sums::<16, true, true>(origin, part),
-                (4, [false, false]) => factors.sums::<4, false, false>(origin, part),
-                (_, [false, false]) => factors.sums::<2, false, false>(origin, part),
-                (_, [false, true]) => factors.sums::<2, false, true>(origin, part),
-                (_, [true, false]) => factors.sums::<2, true, false>(origin, part),
-                (_, [true, true]) => factors.sums::<2, true, true>(origin, part),
+                (16, [false, false]) => factors.sums::<16, false, false>(origin, in_tile),
+                (16, [false, true]) => factors.sums::<16, false, true>(origin, in_tile),
+                (16, [true, false]) => factors.sums::<16, true, false>(origin, in_tile),
+                (16, [true, true]) => factors.sums::<16, true, true>(origin, in_tile),
+                (4, [false, false]) => factors.sums::<4, false, false>(origin, in_tile),
+                (_, [false, false]) => factors.sums::<2, false, false>(origin, in_tile),
+                (_, [false, true]) => factors.sums::<2, false, true>(origin, in_tile),
+                (_, [true, false]) => factors.sums::<2, true, false>(origin, in_tile),
+                (_, [true, true]) => factors.sums::<2, true, true>(origin, in_tile),
             };
-            let place = (origin.0 + part.0, origin.1 + part.1);
+            let place = (origin.0 + in_tile.0, origin.1 + in_tile.1);
             let mut part = Part::of_warp(&mut sums, place, (m, n));
             epilogue.apply(&mut part);
             part.store(c);

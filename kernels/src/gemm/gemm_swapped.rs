@@ -180,7 +180,8 @@ impl Share {
     /// Returns the share of the block with this `index`. The ranks of the blocks are `distance`
     /// apart, a power of two.
     fn of(blocks: u32, index: u32, distance: u32) -> Self {
-        // A `match` would be a table in global memory, which delays the first load.
+        // A byte with every `distance`-th bit, for the distances 1, 2, 4 and 8 from the lowest byte
+        // on. A `match` would be a table in global memory, which delays the first load.
         let pattern = 0x01_11_55_ff_u32 >> (8 * distance.trailing_zeros()) & 0xff;
         let first = cluster::rank() - index * distance;
         let ranks = ((pattern & ((1 << (blocks * distance)) - 1)) << first) as u16;
@@ -264,7 +265,7 @@ struct State<E> {
     /// The first threads of a warpgroup release a stage, each to one of the blocks that load for
     /// this block: the blocks in its row, then the other blocks in its column.
     releasing: bool,
-    releases: u32,
+    releases: u32, // The rank in the cluster of that block.
     /// The first row of B in a stage that is the warpgroup's.
     first: u32,
     /// The row and the column of the block's tile.
@@ -297,6 +298,7 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
     }
 
     fn arrivals(&self) -> u32 {
+        // The blocks in this block's row and column of the cluster multiply what it loads.
         let Division { across, down, .. } = self.block.division;
         (across + down - 1) * Self::COMPUTING
     }
@@ -374,7 +376,7 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
     fn state(&self, group: &Warpgroup) -> State<E> {
         let Block { division, schedule, row, column, epilogue, .. } = &self.block;
         let (across, thread) = (division.across, group.thread());
-        let above = thread.wrapping_sub(across);
+        let above = thread.wrapping_sub(across); // Used by the threads from `across` on.
         let place = if thread < across {
             row * across + thread
         } else {
@@ -419,7 +421,7 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
                 let b = b.rows::<WARPGROUP_N>(state.first).factor();
                 let (a, b) = (a.columns_from(column), b.columns_from(column));
                 wgmma::multiply(sums, b, a, !first || term > 0);
-                term += 16;
+                term += 16; // The terms of one `wgmma`.
             }
             wgmma::commit_group();
         }
@@ -462,7 +464,7 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
     }
 
     fn end(&self, _: &Warpgroup, state: &mut State<E>) {
-        state.epilogue.end(2 * S::N);
+        state.epilogue.end(2 * S::N); // The threads that multiply: 128 for 64 columns.
         tma::wait_stores::<0>();
     }
 

@@ -93,7 +93,7 @@ impl<C: Half + Element> Target for Rows<C> {
         sums: Sums,
         epilogue: P,
     ) {
-        let (n, m) = block.end;
+        let (n, m) = block.end; // Of the product of B and A.
         let (warp, lane) = (thread::thread_idx_x() / warp::WARP_SIZE % 4, warp::lane_id());
         let eights = if count - first < STORE_EIGHTS { count - first } else { STORE_EIGHTS };
         let mut part = Part::<S> {

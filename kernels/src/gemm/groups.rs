@@ -5,8 +5,8 @@ use cuda_std::tile::TileOrder;
 
 use super::order::{Group, Position};
 
-/// Parts of the groups, before each of which the rows of tiles are counted. Shared memory has room
-/// for this number and the pipeline of [`gemm_grouped`](super::gemm_grouped).
+/// Parts of the groups, before each of which the rows of tiles are counted: a power of two, for the
+/// binary search. Shared memory has room for this number and the pipeline of `gemm_grouped`.
 const PARTS: u32 = 256;
 
 /// The most warps of a block.
@@ -157,7 +157,7 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
     ///
     /// As for [`new`](Self::new), but any threads may call it.
     pub(super) unsafe fn position(&self, number: u32) -> Position {
-        let row = number / self.columns.max(1);
+        let row = number / self.columns.max(1); // `max` spares the check of the division.
         // The last part with no more rows before it: only empty parts or later rows come after it.
         let (mut part, mut distance) = (0, PARTS / 2);
         // SAFETY: nothing writes the arrays, as the caller guarantees; part and group exist.

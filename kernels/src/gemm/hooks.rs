@@ -99,11 +99,12 @@ pub(crate) trait Hooks {
     unsafe fn drain(&self, _order: Order, _warp: u32) {}
 }
 
-/// The division of the registers if the idle warps have nothing to do.
+/// The registers of a multiplying thread, and of another one, if the idle warps have nothing to do.
+/// Two warpgroups multiply and one does not: `2 * 232 + 40` is `3 * 168`, what a launch gives them.
 pub(crate) type IdleRegisters = Registers<232, 40>;
-/// The division of the registers if the idle warps copy.
+/// The same if the idle warps copy.
 pub(crate) type CopyingRegisters = Registers<208, 88>;
-/// The division of the registers if the idle warps add.
+/// The same if the idle warps add.
 pub(crate) type AddingRegisters = Registers<192, 120>;
 
 /// A product without hooks.

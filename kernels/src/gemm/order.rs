@@ -114,8 +114,7 @@ impl Order {
             Division::Parts { first, height } => {
                 position_in_parts(self.tiles, first, height, number)
             }
-            // SAFETY: `GroupTiles::new` was called with groups that nothing writes, and the number
-            // is a tile's.
+            // SAFETY: `GroupTiles::new` had groups that nothing writes; the number is a tile's.
             Division::Groups(groups) => return unsafe { groups.position(number) },
         };
         Position { row, column, group: Group::ALL }
@@ -125,7 +124,7 @@ impl Order {
 /// Returns the row and the column of a tile, for [`Division::Parts`].
 fn position_in_parts(tiles: TileOrder<GROUP>, first: u32, height: u32, number: u32) -> (u32, u32) {
     let TileOrder { rows, columns } = tiles;
-    let in_part = (height * columns).max(1);
+    let in_part = (height * columns).max(1); // `max` spares the checks of the divisions.
     let (part, rest) = (number / in_part, number % in_part);
     let before = part * height;
     let part = TileOrder::<GROUP> { rows: height.min(rows - before), columns };

@@ -7,7 +7,8 @@ use cuda_std::tile::RegTile;
 
 use super::epilogue::Fragment;
 
-/// A thread's part of a warp's sums of `16 * I` rows and `8 * J` columns of C.
+/// A thread's part of a warp's sums of `16 * I` rows and `8 * J` columns of C, from `row` and
+/// `column` on. `end` has the end of the rows and that of the columns of C.
 pub(crate) struct Part<'a, const I: usize, const J: usize> {
     sums: &'a mut [RegTile<f32, J>; I],
     row: u32,

@@ -39,15 +39,15 @@ pub trait Shape {
     /// Terms of a stage.
     const K: u32 = Self::DEPTH * TILE_K;
     /// Bytes of a stage.
-    const STAGE: u32 = Self::DEPTH * (Self::M + Self::N) * 128;
+    const STAGE: u32 = Self::DEPTH * (Self::M + Self::N) * 128; // A row of a tile has 128 bytes.
     /// Bytes of the buffers for stores: two for each warpgroup.
     const STORE: u32 = Self::N / WARPGROUP_N * 2 * STORE_EIGHTS * Eight::<bf16>::BYTES;
     /// Threads per block.
-    const THREADS: u32 = 2 * Self::N + LOADING;
+    const THREADS: u32 = 2 * Self::N + LOADING; // 128 multiply for 64 columns.
 
     /// Bytes of the sums of a split tile that a block receives, its own among them.
     fn received(splits: u32) -> u32 {
-        splits * (Self::M / 8).div_ceil(splits) * Self::N * 32
+        splits * (Self::M / 8).div_ceil(splits) * Self::N * 32 // Eight f32 of a column.
     }
 }
 
@@ -149,8 +149,8 @@ pub struct Division {
 impl Division {
     /// Returns the division of a product among clusters, of which `clusters` are resident, with the
     /// number of clusters and the bytes of dynamic shared memory to launch with, at most `shared`.
-    /// Returns `None` if `shared` is too small, if the shape shares no loads, or if there is no
-    /// cluster for each slice of each tile.
+    /// Returns `None` if `shared` is too small, if the shape cannot share loads, or if slices are
+    /// combined with splits or have no cluster each.
     #[must_use]
     pub fn of<S: Shape>(
         [m, n, k]: [u32; 3],
@@ -173,6 +173,7 @@ impl Division {
         }
         let whole =
             if splits == 1 { tiles } else { Schedule::whole_tiles(tiles, clusters, splits) };
+        // Without split tiles, each block of a cluster has tiles of its own.
         let clusters = if whole == tiles { clusters.min(tiles.div_ceil(splits)) } else { clusters };
         let sums = if whole == tiles { 0 } else { S::received(splits) };
         // After the stages, a tile's sums do not delay the loads for the next tile.
@@ -180,6 +181,7 @@ impl Division {
         let apart = if one_round && sums > LARGE_SUMS { 0 } else { sums };
         let room = shared.checked_sub(S::STORE + TileMemory::PADDING + apart)?;
         let steps = k.div_ceil(S::K).div_ceil(slices);
+        // A block uses no more stages than it has steps, but sums over the stages need their room.
         let needed = tiles.div_ceil(clusters).saturating_mul(steps).max(2);
         let stages = (room / S::STAGE).min(MAX_STAGES).min(needed);
         let stages = stages.max((sums - apart).div_ceil(S::STAGE));
@@ -188,7 +190,7 @@ impl Division {
         }
         let end = stages * S::STAGE + S::STORE;
         let sums = if apart == sums { end } else { 0 };
-        let (constant_a, constant_b) = (false, false);
+        let (constant_a, constant_b) = (false, false); // The caller may set them.
         let division = Self { across, down, stages, whole, sums, constant_a, constant_b };
         Some((division, clusters, end + apart + TileMemory::PADDING))
     }

@@ -19,7 +19,8 @@ pub struct Slices {
     /// Room for the sums of each block's tile, [`Shape::M`] times [`Shape::N`], at a multiple of 16
     /// bytes.
     pub sums: *mut f32,
-    /// A number for each block: 0 before and after a launch.
+    /// A number for each block, of which each warpgroup of a tile uses one: 0 before and after a
+    /// launch.
     pub arrived: *mut u32,
 }
 
@@ -41,8 +42,8 @@ impl Slices {
         };
         let barrier = WARPGROUP_BARRIER + warpgroup;
         // SAFETY: the caller guarantees the memory. A thread writes vectors of its own; the last
-        // block reads them after all have arrived. One thread writes a warpgroup's shared word,
-        // between the barriers.
+        // block reads them after all have arrived. One thread, between two barriers of its
+        // warpgroup, releases and acquires for it, and writes its shared word.
         unsafe {
             let is_last = shared_array![u32; 2].add(warpgroup as usize);
             let mut eight = 0;
@@ -57,7 +58,7 @@ impl Slices {
                 let arrived = AtomicU32::from_ptr(self.arrived.wrapping_add(number));
                 let last = arrived.fetch_add(1, Order::AcqRel, Scope::Gpu) == self.count - 1;
                 if last {
-                    arrived.store(0, Order::Relaxed, Scope::Gpu);
+                    arrived.store(0, Order::Relaxed, Scope::Gpu); // For the next launch.
                 }
                 mem::store(is_last, u32::from(last));
             }

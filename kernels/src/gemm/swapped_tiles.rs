@@ -247,8 +247,9 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         let count = if left < self.share() { left } else { self.share() };
         if count > 0 {
             if thread == 0 {
-                self.received.arrive_expect_tx((splits - 1) * count * S::N * 32);
+                self.received.arrive_expect_tx((splits - 1) * count * S::N * 32); // 8 rows of f32.
             }
+            // The next phase ends after all have waited: blocks send again only after `drained`.
             self.received.wait(split % 2);
         }
         let row = row + 8 * begin;
@@ -319,7 +320,7 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     }
 
     /// Returns the end of the rows of a whole tile of this origin that an epilogue may read or
-    /// send: the rows after it belong to other blocks.
+    /// send: of the last rows that are stored together, some may belong to other blocks.
     fn end_of_tile(&self, (row, _): (u32, u32)) -> u32 {
         let ends_with_part = S::M < 8 * STORE_EIGHTS || S::M.is_multiple_of(8 * STORE_EIGHTS);
         if ends_with_part { self.end.0 } else { self.end.0.min(row + S::M) }

@@ -197,11 +197,12 @@ impl<'a, W: Partial> Exchange<'a, W> {
         if warp::lane_id() == 0 {
             // SAFETY: after the block's barrier, the word in shared memory changes only here.
             let warps_done = unsafe { AtomicU32::from_ptr(warps_done()) };
-            warps_done.fetch_add(1, Order::Relaxed, Scope::Cta);
+            warps_done.fetch_add(1, Order::Relaxed, Scope::Cta); // Read after a barrier.
         }
     }
 
-    /// Waits until every rank has set its flag of the strip. All lanes call it together.
+    /// Waits until every rank has set its flag of the strip, which no rank sets again before this
+    /// block has passed its last barrier. All lanes call it together.
     fn wait_for(&self, strip: Strip) {
         let mut source = 0;
         self.comm.wait_until(Coop::warp(), || {

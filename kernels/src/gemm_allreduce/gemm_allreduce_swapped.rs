@@ -9,7 +9,7 @@ use cuda_std::grid;
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
 use devcomm_types::{GridConstant, TensorMap};
-use nccl_device::{Coop, DevComm, Lamport, LamportMemory, LamportSlots, message};
+use nccl_device::{ANY_RANKS, Coop, DevComm, Lamport, LamportMemory, LamportSlots, message};
 
 use crate::files::gemm::epilogue::{Epilogue, Fragment};
 use crate::files::gemm::gemm_swapped::{
@@ -25,14 +25,14 @@ const ROWS: u32 = 16;
 const SLOTS: u32 = 128;
 /// The most ranks of which a thread polls a vector at the same time.
 const AT_ONCE: usize = 4;
-/// The named barrier of the threads that multiply.
+/// The named barrier of all threads that multiply; those of their warpgroups are 1 and 2.
 const BARRIER: u32 = 8;
 
 /// Computes `C = sum over the ranks of A x B^T` in bf16, for few rows: each rank's product is
 /// rounded, and then their sum, which is in f32 and in the order of the ranks. All ranks get the
 /// same bits.
 ///
-/// `N` is 2 for two ranks, and 0 for any other number.
+/// `N` is 2 for two ranks, and [`ANY_RANKS`] for any other number.
 ///
 /// The grid, the block and the maps are those of
 /// [`gemm_swapped`](crate::gemm::gemm_swapped::gemm_swapped()). It uses [`slots()`] slots of
@@ -89,14 +89,14 @@ impl<const N: usize> Exchange<'_, N> {
         let (row, first) = (sums.row(0), ROWS * i as u32);
         let (end, n) = sums.end();
         let (column, columns) = (sums.column(0) / WARPGROUP_N, n.div_ceil(WARPGROUP_N));
-        // A cluster may have tiles beyond C.
+        // A thread has a quarter of the rows. A cluster may have tiles beyond C.
         let is_stored = first < 4 * F::ROWS && row + first < end && column < columns;
         let block = (row + first) / 8 * columns + column;
         is_stored.then(|| block * SLOTS + thread::thread_idx_x() % SLOTS)
     }
 
     fn ranks(&self) -> usize {
-        if N == 0 { self.comm.lsa_team().n_ranks as usize } else { N }
+        if N == ANY_RANKS { self.comm.lsa_team().n_ranks as usize } else { N }
     }
 
     /// Returns the sum over the ranks, in their order, of a slot's vectors: this rank's is `mine`.
@@ -116,7 +116,7 @@ impl<const N: usize> Exchange<'_, N> {
             let nothing = [Vec16::from_bits([0; 4]); AT_ONCE];
             // SAFETY: the peers' threads with this number send to the slot, which this thread
             // alone receives.
-            let theirs = unsafe { session.receive_each(nothing, sent, 0) };
+            let theirs = unsafe { session.receive_each(nothing, sent, 0) }; // No pause.
             let mut i = 0;
             while i < self.at_once {
                 // The vector is 0 if there is no rank for it.

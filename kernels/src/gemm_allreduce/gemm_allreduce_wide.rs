@@ -252,7 +252,7 @@ impl<O: Ordered, const N: usize> Hooks for PeerTiles<'_, O, N> {
 
     unsafe fn run_idle_warp(&self, order: Order, index: u32) {
         grid::wait_for_previous();
-        self.meet(index == 0);
+        self.meet(index == 0); // One warp of the block passes `true`.
         let (mut tile, mut first) = (0, index * Self::AT_ONCE);
         // SAFETY: the caller has all lanes of the warp here. The rows are this warp's.
         unsafe {

@@ -127,7 +127,7 @@ impl<W: Partial> PartialTile<W> {
     }
 
     /// Rounds the elements and stores them to C: `J` pairs of columns, eight columns apart, in
-    /// `row` and `row + 8`.
+    /// `row` and `row + 8`. C has `columns` columns from `column` on.
     ///
     /// # Safety
     ///

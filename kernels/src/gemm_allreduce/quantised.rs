@@ -117,6 +117,7 @@ impl Quantised<'_> {
         let (chunk, below) = (lane % 16 / 2, lane % 2 * (SLOTS / 2));
         let vector = |i: usize| {
             let i = i as u32;
+            // A tile's rows of eight vectors are swizzled, as in shared memory.
             tile.map(|first| first + below + 8 * i + (chunk ^ i))
         };
         let scales = quantised_part(row, column, n) + PART_SCALES + lane / LANES;
@@ -152,8 +153,8 @@ impl Quantised<'_> {
         }
     }
 
-    /// Adds four vectors of both ranks and stores the sums. A word has the exponents of the scales
-    /// of their upper rows, or of the lower ones.
+    /// Adds four vectors of both ranks, this one's first, and stores the sums, for which the order
+    /// does not matter. A word has the exponents of the scales of their upper or lower rows.
     ///
     /// # Safety
     ///
@@ -284,8 +285,7 @@ impl Hooks for Quantised<'_> {
 
     unsafe fn send_slice<O>(&self, row: u32, column: u32, tile: SharedTile<O, STORE_M>) {
         if let Some(slot) = self.tile(row, column) {
-            // SAFETY: one lane is here, with a tile after a fence; the slot is this warp's at the
-            // peer.
+            // SAFETY: one lane is here, with a tile after a fence; the peer's slot is this warp's.
             unsafe { self.session().send_tile(1, slot, tile) };
         }
     }
@@ -299,7 +299,7 @@ impl Hooks for Quantised<'_> {
         // SAFETY: the caller has all lanes of the warp here. The parts are this warp's.
         unsafe {
             let session = self.peers.begin();
-            let end = tiles(order).saturating_sub(1);
+            let end = tiles(order).saturating_sub(1); // `drain` adds the last tile.
             let (mut tile, mut part) = (0, index);
             while tile < end {
                 let (row, column) = origin(order, cluster() + tile * clusters());

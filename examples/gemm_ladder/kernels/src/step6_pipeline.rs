@@ -55,7 +55,7 @@ pub unsafe fn step6_pipeline(
         thread::sync_threads();
         let (mut state, mut term) = (PipelineState::FIRST, 0);
         if warp < MULTIPLYING {
-            wgmma::raise_registers::<232>();
+            wgmma::raise_registers::<232>(); // 2 * 232 + 40 = 3 * 168, those of the launch.
             let warpgroup_row = ROWS * (thread / 128);
             let (mut sums, mut last) = (Sums256::filled(0.0), state);
             let release = |state| {

@@ -59,7 +59,7 @@ pub unsafe fn step7_cluster(
         cluster::sync_relaxed();
         let (mut state, mut term) = (PipelineState::FIRST, 0);
         if warp < MULTIPLYING {
-            wgmma::raise_registers::<232>();
+            wgmma::raise_registers::<232>(); // 2 * 232 + 40 = 3 * 168, those of the launch.
             let warpgroup_row = ROWS * (thread / 128);
             let (mut sums, mut last) = (Sums256::filled(0.0), state);
             let release = |state| {

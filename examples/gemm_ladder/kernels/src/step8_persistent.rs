@@ -102,7 +102,7 @@ unsafe impl Mainloop for Product<'_> {
         stage.expect(A::BYTES + B::BYTES);
         stage.load(self.memory.a(number), self.a, row, term);
         let b = self.memory.b(number).rows::<HALF>(half);
-        stage.load_multicast(b, self.b, column + half, term, 0b11);
+        stage.load_multicast(b, self.b, column + half, term, 0b11); // To both blocks.
     }
 
     fn state(&self, _: &Warpgroup) {}
@@ -121,7 +121,7 @@ unsafe impl Mainloop for Product<'_> {
 
     /// Stores a warp's 16 rows, 64 columns at a time.
     fn finish(&self, group: &Warpgroup, (): &mut (), turn: Turn, sums: &mut Self::Sums) {
-        grid::wait_for_previous();
+        grid::wait_for_previous(); // The previous kernel may read C.
         let (row, column) = self.origin(turn);
         let row = row + STORE_M * group.warp();
         let mut slice = 0;
