@@ -180,7 +180,7 @@ fn problems<F: Fusion>(
     Ok(problems)
 }
 
-/// The libraries and kernels that do the parts of an operation.
+/// The libraries and kernels that do the parts of an operation; `nccl` is empty without cuBLASLt.
 struct Means<'a> {
     collectives: Collectives,
     gemm: Gemm,
@@ -211,7 +211,7 @@ fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
             leave_out(matrices, &"cuBLASLt's variants", "it has no algorithm");
         }
         let sum = library.sum(matrices)?;
-        // Plans are chosen by the data of the timing.
+        // `tune` and measured plans choose by times, which depend on the data.
         matrices.fill_for_timing()?;
         let data = &Data::new::<F>(matrices, sum.as_ref(), &means.nccl)?;
         let c = &harness.comm.window::<bf16>(data.result_len())?;
