@@ -108,6 +108,7 @@ impl<'a> Harness<'a> {
             settings = parsed.collect::<Result<_>>()?;
         }
         let setting = |NcclSetting { name, config }| {
+            // All ranks have the same colour, and keep their order.
             let split = |config| self.comm.split(Some(0), self.rank.rank() as i32, config);
             let own = config.as_ref().map(split).transpose();
             let own = own.with_context(|| format!("--nccl {name}"))?.flatten();

@@ -103,6 +103,7 @@ impl Costing for CollectiveKind {
             (AllReduce, Lamport) => size <= ONE_STEP / ranks,
             // A broadcast's messages are longer than their payload.
             (Broadcast, Lamport) => size < ONE_STEP / ranks,
+            // The messages are the buffer divided by the ranks.
             (_, Lamport) => size <= ONE_STEP,
             // Left to NCCL, whose ranks pass it on.
             (Broadcast, _) => algorithm == Nccl,

@@ -107,6 +107,7 @@ fn read(path: &Path) -> Result<Vec<Point>> {
             Some("Lamport") => Algorithm::Lamport,
             Some("Push") => Algorithm::Push,
             Some("Pull") => Algorithm::Pull,
+            // NCCL's rows name its configuration or nothing.
             _ => Algorithm::Nccl,
         };
         let case = CollectiveCase { kind, by, algorithm, ranks, in_graph, bytes: row.size };

@@ -81,6 +81,7 @@ const COLOURS: [(Variant, &str); 9] = [
     (Variant::NcclSym, "#56b4e9"),
     (Variant::CublasLt, "#009e73"),
 ];
+/// The colours of further series, in turn.
 const OTHERS: [&str; 6] = ["#009e73", "#000000", "#aa3377", "#332288", "#999933", "#882255"];
 
 /// A logarithmic axis: values, and where they are in the picture.

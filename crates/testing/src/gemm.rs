@@ -86,6 +86,7 @@ impl Problem {
 
     /// Returns an element of a rank's factor, in eighths: from -8 to 8.
     fn eighths(&self, factor: Factor, rank: usize, row: usize, column: usize) -> i64 {
+        // Seed, factor and rank are above the 40 bits of the index.
         let base = self.seed << 56 ^ (factor as u64) << 48 ^ (rank as u64) << 40;
         let key = mixed(base ^ (row * self.k + column) as u64);
         let (numbers, step) = if self.k > FINE_TERMS { (5, 4) } else { (17, 1) };
