@@ -89,7 +89,7 @@ pub trait Fusion: Args + Sync {
     /// Returns the shapes, what the L2 cache holds, and the peers that run too.
     fn inputs(&self) -> (&ShapeOptions, L2, &PeerOptions);
 
-    /// Returns the plans that were asked for, instead of the default of a shape.
+    /// Returns the plans that were asked for instead of the default of a shape; none for that.
     fn asked(
         &self,
         on: (&Communicator, &Stream),
@@ -412,7 +412,7 @@ impl<'a> Data<'a> {
         Product { rows: self.rows(), product_rounding, ..product }
     }
 
-    /// Returns a product and a collective, one after the other.
+    /// Returns a product and a collective: an all-gather before it, or a reduction after it.
     fn in_sequence(
         &self,
         (variant, comm, own): (Variant, &Communicator, &DeviceSlice<bf16>),
@@ -430,6 +430,7 @@ impl<'a> Data<'a> {
         let lost = collective.reduces().then_some(BF16_ROUNDING);
         let checked = self.result(c.clone(), lost);
         if collective == Operation::AllGather {
+            // `nccl` sends from memory that is not registered.
             let own = if variant == Variant::Nccl { &self.within } else { own };
             let (own, a) = (own.clone(), buffer(comm, variant, m * k)?);
             let work = move || collect(&own, &a).and_then(|()| multiply(&a, &c));
