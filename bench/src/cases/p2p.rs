@@ -97,7 +97,7 @@ struct Copies<'a> {
     harness: &'a Harness<'a>,
     compiled: &'a Kernels,
     dev_comm: &'a DevCommResource,
-    /// To send from, and to receive in.
+    /// The one to send from, and the one to receive in.
     windows: &'a [Window<u8>; 2],
     /// Whether odd ranks copy too, and not only even ones.
     both: bool,
