@@ -178,7 +178,10 @@ static void measure(Gpus& gpus, const Job& job, const std::string& row,
   fflush(stdout);
 }
 
-// FlashInfer's workspace for messages of up to `most` elements.
+// FlashInfer's workspace for messages of up to `most` elements, as its Python allocates it: data and
+// flags (of 256 blocks) of the two-shot kernel, and three Lamport buffers, filled with -0, which
+// marks unwritten elements. `flags` are its counters, and at index 3 the bytes of a Lamport buffer;
+// `pointers` are each part's addresses on all GPUs, and that of the flags.
 template <typename T>
 struct Workspace {
   std::vector<std::unique_ptr<Memory<char>>> parts;
@@ -218,6 +221,7 @@ struct Buffers {
       for (size_t i = 0; i < most; i++) host[i] = T(input(r, i));
       CUDA(cudaMemcpy(in.on[r], host.data(), most * sizeof(T), cudaMemcpyHostToDevice));
       if (norm) {
+        // The residual is the input of a rank that does not exist.
         for (size_t i = 0; i < most; i++) host[i] = T(input(99, i));
         CUDA(cudaMemcpy(residual.on[r], host.data(), most * sizeof(T), cudaMemcpyHostToDevice));
       }

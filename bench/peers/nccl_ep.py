@@ -217,13 +217,15 @@ class Case:
         return c_void_p(ctypes.addressof(self.alive[-1]))
 
     def named(self, *tensors):
-        """A structure of pointers to tensors, as ncclEpDispatchInputs_t."""
+        """A structure of pointers to tensors, as ncclEpDispatchInputs_t: after its size in bytes and
+        NCCL EP's magic number the addresses, 0 for none."""
         n = len(tensors)
         addresses = [tensor.value if tensor else 0 for tensor in tensors]
         return self.packed(f"2I{n}Q", 8 + 8 * n, 0xC00FFFEE, *addresses)
 
     def tensor(self, tensor, window=0):
-        """An ncclEpTensor_t."""
+        """An ncclEpTensor_t: its size, magic number, number of dimensions, type (NCCL's number), data,
+        window, 0, and the address of the sizes."""
         dtypes = {torch.int32: 2, torch.int64: 4, torch.float32: 7, torch.bfloat16: 9}
         sizes = self.packed(f"{tensor.ndim}Q", *tensor.shape)
         fields = tensor.ndim, dtypes[tensor.dtype], tensor.data_ptr(), window, 0, sizes.value

@@ -42,6 +42,7 @@ def rows(program, job, kernel, name, sizes, step):
         print(line, end="", file=sys.stderr)
         last = line.strip() or last
         complete |= line.startswith("# Out of bounds values")
+        # Size, count, type, operation and root; time, two bandwidths and #wrong; and these in place.
         words = line.split()
         if len(words) == 13 and words[2] == name and words[0].isdigit():
             times, wrong = found.setdefault(int(words[0]), ([], None))

@@ -136,6 +136,14 @@ fn three_starts_that_agree_decide_what_one_does_not() {
     refuses(&["report", "--from", from, "--to", to], &["b-start2.json", "there is no b.json"]);
     write(&rows, "b.json", "all-gather -b 8", &[("nccl", 8, 1.0, json!({}))]);
     refuses(&["report", "--from", from, "--to", to], &["b-start2.json", "another command"]);
+    // Equal flags and cases are not enough.
+    fs::remove_file(rows.join("b-start2.json")).unwrap();
+    for (name, benchmark) in [("d", "gemm-allreduce"), ("d-start2", "gemm-reduce-scatter")] {
+        let row = |variant| (variant, 128, 1.0, json!({"m": 8, "n": 8, "k": 8}));
+        let (name, command) = (format!("{name}.json"), format!("{benchmark} --m 8"));
+        write(&rows, &name, &command, &[row("rust"), row("nccl")]);
+    }
+    refuses(&["report", "--from", from, "--to", to], &["d-start2.json", "another command"]);
 }
 
 #[test]

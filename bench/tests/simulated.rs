@@ -56,6 +56,7 @@ fn parsed(command: Command) -> (Vec<String>, Vec<Vec<String>>) {
     // A product has a plan, and an operation that chooses has a choice.
     let chooses = rows[2].len() > COLUMNS.split(' ').count();
     assert_eq!(more, if chooses { " algorithm" } else { "" });
+    // The heading has two lines: names and units.
     (comments.into_iter().map(str::to_owned).collect(), rows.split_off(2))
 }
 

@@ -90,6 +90,7 @@ impl ProcessGroup {
     }
 
     fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
+        // `run` returns after the wait, and does not come here again.
         let Some(leader) = &mut self.leader else { return Ok(None) };
         let status = leader.try_wait().context("cannot wait for the program")?;
         if status.is_some() {
@@ -135,7 +136,7 @@ fn forward(
 }
 
 /// Returns whether this process got a termination signal. The first call disables their default
-/// action.
+/// action. No other data depends on the flag, so that relaxed loads are enough.
 fn interrupted() -> Result<&'static AtomicBool> {
     static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
     if let Some(flag) = FLAG.get() {

@@ -32,6 +32,7 @@ pub fn run(example: &str, args: &[String]) -> Result<u8> {
             setup(true, Optional::Ptxas)?;
             command.arg("--release");
             match project.kernel_files(example) {
+                // It launches no kernel of devcomm, and needs no PTX.
                 Some(files) if files.is_empty() => {}
                 Some(files) => {
                     command.args(["--features", "ptx"]).env(KERNEL_FILES, files.join(","));

@@ -35,6 +35,7 @@ pub fn slim(image: &mut [u8], arch: u32) -> Result<u64> {
 fn sections(image: &[u8]) -> Result<Vec<(String, usize, usize)>> {
     /// A section of this type has a size but no bytes in the file.
     const NOBITS: u64 = 8;
+    // These offsets are those of ELF's 64-bit file header, and below of a section's header.
     let table = number(image, 0x28, 8)?;
     let entry_size = number(image, 0x3A, 2)?;
     let count = number(image, 0x3C, 2)?;
@@ -68,6 +69,7 @@ fn keep_one_arch(section: &mut [u8], arch: u32) -> Result<u64> {
     let mut position = 0;
     while position + 16 <= section.len() {
         if number(section, position, 4)? != u64::from(FATBIN_MAGIC) {
+            // Between binaries there may be padding, up to a multiple of 8 bytes.
             position += 8;
             continue;
         }

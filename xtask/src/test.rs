@@ -40,7 +40,7 @@ use tally::Tally;
 /// programs that must not compile, and the system may be slow.
 const TIMEOUT: Duration = Duration::from_secs(30 * 60);
 const TIMEOUT_VARIABLE: &str = "DEVCOMM_TEST_TIMEOUT";
-/// Makes tests in `gpu_*` run on this system's GPUs (`devcomm_testing::TEST_GPUS`).
+/// Makes tests in `gpu_*` run on this system's GPUs (`devcomm_testing::machines::TEST_GPUS`).
 const TEST_GPUS: &str = "DEVCOMM_TEST_GPUS";
 
 /// Runs every test; returns exit code 0 if none failed.

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 /// Returns the links between these GPUs (nvidia-smi's indices): such as `NV18`, or
-/// `NV18 and SYS` if they differ.
+/// `NV18 and SYS` if they differ; `None` for one GPU, and without nvidia-smi.
 pub fn between(ordinals: &[String]) -> Option<String> {
     if ordinals.len() < 2 {
         return None;

@@ -36,7 +36,8 @@ pub fn run(
     Ok(())
 }
 
-/// Returns the elementwise maximum over the ranks. *Collective*.
+/// Returns the elementwise maximum over the ranks, which all pass the same number of elements, none
+/// of them negative. *Collective*.
 pub fn slowest(rank: &Rank, mine: &[f64]) -> Result<Vec<f64>> {
     let all = rank.all_gather(mine)?;
     let at = |i: usize| all.iter().filter_map(|theirs| theirs.get(i).copied()).fold(0.0, f64::max);

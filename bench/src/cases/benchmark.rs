@@ -75,7 +75,8 @@ pub trait Benchmark: Args + Sync {
     /// Whether the benchmark needs the C++ kernels that `cargo xtask twins` compiles.
     const NEEDS_TWINS: bool = false;
 
-    /// Validates its flags.
+    /// Validates its flags, before the number of ranks is known. Defaults are valid, so that any
+    /// valid values may take their place.
     fn validate(&self) -> Result<()> {
         Ok(())
     }

@@ -154,7 +154,7 @@ impl Flags {
         let lens = [to_send, to_receive].map(|chunks| chunks * most);
         let plain = memory::<T>(harness.comm, Variant::Nccl, lens)?;
         let windows = memory::<T>(harness.comm, Variant::RustOps, lens)?;
-        // Windows of each configuration's communicator, where the configuration can matter.
+        // Windows of each configuration's communicator; those that cannot matter are not used.
         let own = |nccl: &Nccl<'_>| match nccl.matters(Variant::NcclSym, reduces) {
             true => memory::<T>(nccl.comm(), Variant::NcclSym, lens),
             false => Ok(plain.clone()),

@@ -57,7 +57,8 @@ impl<'a> ConcurrentProduct<'a> {
         main.wait_event(end)
     }
 
-    /// Returns the contender that runs during the product.
+    /// Returns the contender that runs during the product. It is a collective, whose checked work
+    /// is also the timed one.
     pub fn join<'b>(&'b self, contender: Contender<'b>) -> Contender<'b> {
         let alone = Rc::clone(&contender.checked);
         let work: Work<'b> = Rc::new(move || self.with(&*alone));

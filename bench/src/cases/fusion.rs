@@ -89,7 +89,7 @@ pub trait Fusion: Args + Sync {
     /// Returns the shapes, what the L2 cache holds, and the peers that run too.
     fn inputs(&self) -> (&ShapeOptions, L2, &PeerOptions);
 
-    /// Returns the plans that were asked for, instead of the default of a shape.
+    /// Returns the plans that were asked for instead of the default of a shape; none for that.
     fn asked(
         &self,
         on: (&Communicator, &Stream),
@@ -180,7 +180,7 @@ fn problems<F: Fusion>(
     Ok(problems)
 }
 
-/// The libraries and kernels that do the parts of an operation.
+/// The libraries and kernels that do the parts of an operation; `nccl` is empty without cuBLASLt.
 struct Means<'a> {
     collectives: Collectives,
     gemm: Gemm,
@@ -211,7 +211,7 @@ fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
             leave_out(matrices, &"cuBLASLt's variants", "it has no algorithm");
         }
         let sum = library.sum(matrices)?;
-        // Plans are chosen by the data of the timing.
+        // `tune` and measured plans choose by times, which depend on the data.
         matrices.fill_for_timing()?;
         let data = &Data::new::<F>(matrices, sum.as_ref(), &means.nccl)?;
         let c = &harness.comm.window::<bf16>(data.result_len())?;
@@ -412,7 +412,7 @@ impl<'a> Data<'a> {
         Product { rows: self.rows(), product_rounding, ..product }
     }
 
-    /// Returns a product and a collective, one after the other.
+    /// Returns a product and a collective: an all-gather before it, or a reduction after it.
     fn in_sequence(
         &self,
         (variant, comm, own): (Variant, &Communicator, &DeviceSlice<bf16>),
@@ -430,6 +430,7 @@ impl<'a> Data<'a> {
         let lost = collective.reduces().then_some(BF16_ROUNDING);
         let checked = self.result(c.clone(), lost);
         if collective == Operation::AllGather {
+            // `nccl` sends from memory that is not registered.
             let own = if variant == Variant::Nccl { &self.within } else { own };
             let (own, a) = (own.clone(), buffer(comm, variant, m * k)?);
             let work = move || collect(&own, &a).and_then(|()| multiply(&a, &c));

@@ -111,7 +111,8 @@ impl Factor for F8E5M2 {
 /// The variants of cuBLASLt.
 const OF_CUBLASLT: [Variant; 2] = [Variant::CublasLt, Variant::CublasLtRoundedParts];
 
-/// The most that rounding the parts of a sum loses, relative to the largest sum.
+/// The error that is allowed where parts of a sum are rounded: that of 16 roundings of the largest
+/// sum.
 const PARTS_ROUNDING: f64 = 16.0 * BF16_ROUNDING;
 
 impl Benchmark for Gemm {
@@ -179,7 +180,7 @@ impl Gemm {
                 }
             }
             let sum = library.sum(&matrices)?;
-            // Algorithms are chosen by the data of the timing.
+            // `by_cublaslt` chooses an algorithm by its time, which depends on the data.
             matrices.fill_for_timing()?;
             let a = &matrices.a;
             let mut contenders = Vec::new();

@@ -63,9 +63,10 @@ impl Benchmark for GemmLadder {
             let matrices = Matrices::new(harness, problem, 0..1, 1, &mut cached_b)?;
             let theirs = library.plan(shape, types, Extras::default())?;
             let sum = library.sum(&matrices)?;
-            // An algorithm is chosen by the data of the timing.
+            // `by_cublaslt` chooses an algorithm by its time, which depends on the data.
             matrices.fill_for_timing()?;
             let (sum, ladder) = (sum.as_ref(), &ladder);
+            // There is one copy of B, so that every turn gives the same.
             let (a, b) = (matrices.a.device_slice(), matrices.b_in_turn()().clone());
             let mut contenders = Vec::new();
             for (variant, step, calls) in STEPS {

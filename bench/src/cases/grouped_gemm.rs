@@ -245,6 +245,7 @@ impl<'a> Matrices<'a> {
         let (shape @ [m, n, k], stream) = (self.problem.shape(), &self.harness.stream);
         let c = self.harness.comm.mem_alloc::<bf16>(m * n)?.device_slice();
         let (a, b, addresses) = (&self.a, &self.weights.b, self.addresses(&c)?);
+        // A group without rows has neither a plan nor addresses.
         let products =
             || plans.iter().zip(&addresses).filter_map(|(p, at)| Some((p.as_ref()?, (*at)?)));
         if variant == Variant::CublasLt {

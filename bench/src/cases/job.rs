@@ -61,7 +61,8 @@ impl<'a> Job<'a> {
         Ok(all)
     }
 
-    /// Loads `set` and the C++ module `name`, as selected and available.
+    /// Loads `set` for `rust`, and for `cpp` the C++ module `name` if there is one; variants that
+    /// are not selected are left out.
     pub fn kernels(&mut self, set: &KernelSet, name: &str) -> Result<Vec<(Variant, Kernels)>> {
         let rank = self.harness.rank;
         let mut kernels = Vec::new();
@@ -165,6 +166,7 @@ impl<'a> Job<'a> {
         let mut rows: Vec<Row> = results.map(row).collect();
         for result in self.by_peers.iter().filter(|result| case.has(result)) {
             let PeerResult { variant, wrong, ref algorithm, ref times_us, .. } = *result;
+            // In `asked` it tells the rows of a peer apart when its second run joins them.
             let (algorithm, asked) = (algorithm.clone(), algorithm.clone());
             rows.push(Row { wrong, algorithm, asked, ..case.row(variant) });
             for (round, us) in rounds.iter_mut().flatten().zip(times_us) {

@@ -1,8 +1,8 @@
-//! The time of a launch, with each set of attributes.
+//! The time of a launch of a small all-to-all kernel, with each set of launch attributes.
 
 use devcomm::kernels::collectives::exchange::{Messages, MessagesArgs};
 use devcomm::kernels::push_exchange;
-use devcomm::{Buffer, DevCommRequirements, KERNELS, LaunchConfig, Window};
+use devcomm::{Buffer, DevCommRequirements, KERNELS, Kernels, LaunchConfig, Window};
 
 use super::operation::{Call, Operation, calls_of_nccl};
 use super::prelude::*;
@@ -15,10 +15,11 @@ impl Benchmark for Launch {
     const NAME: &'static str = "launch";
 
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
-        // Each rank gets a vector.
+        // Elements for each rank: one vector of 16 bytes.
         const COUNT: usize = 4;
         let (harness, ranks) = (job.harness, job.harness.rank.n_ranks());
-        let compiled = job.kernels(&KERNELS, "push_exchange")?;
+        let load = || Ok(Kernels::load(harness.rank.context(), &KERNELS)?);
+        let compiled = job.selection.make(Variant::Rust, load)?;
         let collectives = harness.collectives().build(harness.comm)?;
         let dev_comm = harness.comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
         let nccl = job.nccl()?;
@@ -35,7 +36,7 @@ impl Benchmark for Launch {
         };
         let config = LaunchConfig::new(1, 128);
         let mut contenders = Vec::new();
-        for (_, kernels) in &compiled {
+        if let Some(kernels) = &compiled {
             for (attributes, config) in [
                 ("no attributes", config.without_cooperation()),
                 ("cooperative", config),

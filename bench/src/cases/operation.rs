@@ -67,13 +67,15 @@ impl Operation {
         matches!(self, Self::AllReduce | Self::ReduceScatter)
     }
 
-    /// Returns the chunks of the buffers to send and to receive in.
+    /// Returns how many chunks the buffers to send and to receive in have. A chunk has the elements
+    /// of [`Case::count`](crate::report::row::Case::count).
     pub fn chunks(self, ranks: usize) -> [usize; 2] {
         match self {
             Self::AllReduce | Self::Broadcast => [1, 1],
             Self::AllGather => [1, ranks],
             Self::ReduceScatter => [ranks, 1],
             Self::AllToAll => [ranks, ranks],
+            // Of an odd number of parts one more may be long than short.
             Self::AllToAllV => [ranks.next_multiple_of(2); 2],
         }
     }
@@ -147,7 +149,7 @@ impl Operation {
 pub const NCCL: [Variant; 2] = [Variant::Nccl, Variant::NcclSym];
 
 /// Returns NCCL's selected variants, each with the configurations that may matter to it and their
-/// numbers.
+/// indices in `all`.
 pub fn nccl_variants<'a, 'b>(
     selection: &Selection,
     all: &'a [Nccl<'b>],
@@ -334,9 +336,10 @@ impl<T: Number> Outcome for Call<'_, T> {
             Operation::AllToAllV => {
                 let [counts, offsets] = self.parts_of(me);
                 let wrong_of = |peer: usize| {
-                    let sent = self.parts_of(peer)[1][me];
+                    let first = self.parts_of(peer)[1][me];
                     let is_wrong = |i: &usize| {
-                        got[offsets[peer] + i].bits() != input::<T>(run.seed, peer, sent + i).bits()
+                        let sent = input::<T>(run.seed, peer, first + i);
+                        got[offsets[peer] + i].bits() != sent.bits()
                     };
                     (0..counts[peer]).filter(is_wrong).count()
                 };

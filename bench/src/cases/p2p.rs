@@ -97,7 +97,9 @@ struct Copies<'a> {
     harness: &'a Harness<'a>,
     compiled: &'a Kernels,
     dev_comm: &'a DevCommResource,
+    /// The one to send from, and the one to receive in.
     windows: &'a [Window<u8>; 2],
+    /// Whether odd ranks copy too, and not only even ones.
     both: bool,
 }
 

@@ -53,7 +53,8 @@ impl Library {
         self.0.as_ref().map_or(Ok(None), |library| library.plan(shape, types, extras))
     }
 
-    /// Computes C for the checks, if there are any and the library can. *Collective*.
+    /// Computes C for the checks, if there are any and the library can; A and B are filled for
+    /// checks. *Collective*.
     pub fn sum<T: Number>(&self, matrices: &Matrices<'_, T>) -> Result<Option<Sum>> {
         let types = Types::new(T::DATA_TYPE, f32::DATA_TYPE);
         let plan = self.plan(matrices.problem.shape(), types, Extras::default())?;
@@ -176,6 +177,7 @@ impl<'a, T: Number> Matrices<'a, T> {
     /// Returns A and B for a C that is the sum of the products of `ranks`; other ranks have the
     /// elements of the first of these. B is that of `cached_b`, from an earlier shape of the run,
     /// if its shape is the same; otherwise `copies` copies of a new B, which replaces it there.
+    /// Both are filled for checks.
     pub fn new(
         harness: &'a Harness<'a>,
         problem: Problem,
@@ -235,7 +237,8 @@ pub struct Sum {
 }
 
 impl Sum {
-    /// Computes C, and compares a few elements with the host's. *Collective*.
+    /// Computes C from the elements for checks, with which A and B are filled, and compares a few
+    /// elements with the host's. *Collective*.
     fn new<T: Number>(matrices: &Matrices<'_, T>, plan: &Plan<'_>) -> Result<Self> {
         let Matrices { harness, problem, ranks: summed, a, b } = matrices;
         let (a, b) = (a.device_address(), b.copies[0].device_address());
@@ -261,7 +264,7 @@ impl Sum {
                  {column}), expected {right}"
             );
         }
-        Ok(Self { elements, largest: largest.first().copied().unwrap_or(f64::INFINITY) })
+        Ok(Self { elements, largest: largest[0] })
     }
 }
 
@@ -309,7 +312,7 @@ impl Epilogue {
         (element % 5) as f32 - 2.0
     }
 
-    /// Returns the element of C for a sum, and the error that the GPU's function may have.
+    /// Returns the element of C for a sum, and the absolute error that the GPU's function may have.
     fn apply(self, sum: f32, element: usize, column: usize) -> (f32, f64) {
         let x = sum + Self::bias(column);
         let argument = 0.797_884_6 * (x + 0.044_715 * x * x * x);
@@ -346,6 +349,7 @@ impl<O: Number> Outcome for Product<'_, O> {
     fn count_wrong(&self) -> Result<usize> {
         let Self { harness: Harness { rank, .. }, problem, ranks, rows, .. } = self;
         let mut c = read(&self.c)?;
+        // The scale is a power of two, so this gives the rounded sums themselves.
         if self.scale != 1.0 {
             let sum = |x: &O| O::nearest((x.value() / f64::from(self.scale)) as f32);
             c = c.iter().map(sum).collect();

@@ -109,7 +109,7 @@ pub fn by_nccl<'a>(harness: &'a Harness<'a>, bytes: usize) -> Result<Contender<'
     Ok(by_host(Variant::Nccl, message, send, move |peer| comm.recv(&recv, peer, stream)))
 }
 
-/// Returns NCCL's host puts, from window to window.
+/// Returns NCCL's host puts of a whole window, to the beginning of the peer's.
 fn by_nccl_sym<'a>(
     harness: &'a Harness<'a>,
     [send, recv]: &'a [Window<u8>; 2],
@@ -121,7 +121,8 @@ fn by_nccl_sym<'a>(
     Ok(by_host(Variant::NcclSym, message, send, receive))
 }
 
-/// Makes one round trip: the lower rank of a pair sends first.
+/// Returns a contender that makes one round trip: the lower rank of a pair sends first. A rank
+/// without a neighbour does nothing.
 pub fn by_host<'a>(
     variant: Variant,
     message: Message<'a>,

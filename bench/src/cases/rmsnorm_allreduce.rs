@@ -198,7 +198,8 @@ impl<'a, T: Number> Norm<'a, T> {
         Ok(self.input.copy_from_host(&inputs(run.seed, rank.rank(), self.input.len()))?)
     }
 
-    /// The first of the residual's and of the weight's random elements, equal on all ranks.
+    /// The indices of the residual's and of the weight's first random elements, beyond those of
+    /// inputs. The elements are equal on all ranks.
     const RESIDUAL: usize = 1 << 40;
     const WEIGHT: usize = 2 << 40;
 
@@ -236,12 +237,14 @@ impl<'a, T: Number> Norm<'a, T> {
         let Self { harness, input, output, residual, weight, quantised, .. } = self;
         let stream = &harness.stream;
         let quantised = quantised.as_ref();
+        // Zeros mean that the output is not quantised.
         let quantised = QuantisedArgs {
             output: quantised.map_or(0, |(output, _)| output.device_address()),
             scale: quantised.map_or(0, |(_, scale)| scale.device_address()),
         };
         let (hidden, tokens) = (weight.len() as u32, (input.len() / weight.len()) as u32);
         let vectors = weight.byte_len() / 16;
+        // `run_type` has refused rows that need more than `MAX_CLUSTER`.
         let cluster = vectors.div_ceil(THREADS).next_power_of_two();
         let threads = vectors.div_ceil(cluster).next_multiple_of(32) as u32;
         let cluster = cluster as u32;
@@ -264,7 +267,8 @@ impl<T: Number> Outcome for Norm<'_, T> {
         self.residual.copy_from_host(&self.common(Self::RESIDUAL, self.residual.len()))?;
         if let Some((output, _)) = &self.quantised {
             output.fill_bytes(0xff)?;
-            // The operation may overwrite its input.
+            // The quantised operation may overwrite its input, where it has no other place for the
+            // sum.
             self.write_input()?;
         }
         Ok(self.output.fill_bytes(0xff)?)
@@ -276,6 +280,7 @@ impl<T: Number> Outcome for Norm<'_, T> {
         let Harness { rank, run, .. } = self.harness;
         let (ranks, hidden) = (rank.n_ranks(), self.weight.len());
         let (out, sum) = (read(&self.output)?, read(&self.residual)?);
+        // Empty if the output is not quantised.
         let small = self.quantised.as_ref().map_or(Ok(Vec::new()), |(output, _)| read(output))?;
         let residual = self.common(Self::RESIDUAL, self.residual.len());
         let weight = self.common(Self::WEIGHT, hidden);

@@ -52,6 +52,7 @@ fn by_kernel<'a>(
         _ => (DevCommRequirements::new(), compiled.info::<lsa_signal>()?),
     };
     let dev_comm = harness.comm.create_dev_comm(requirements)?;
+    // The received signals of a launch, and two words in which `lsa_signal` keeps its state.
     let words = harness.comm.window(3)?;
     words.fill_bytes(0)?;
     let config = LaunchConfig::new(1, 32);

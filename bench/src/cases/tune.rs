@@ -162,7 +162,7 @@ fn time(
     let contender = |&plan: &GemmPlan| {
         let b = matrices.b_in_turn();
         let work = move || {
-            // A batch begins with a launch that is not timed.
+            // A batch begins with a launch that is not timed, and that sets the plan.
             if current.replace(Some(plan)) != Some(plan) {
                 gemm.set_plan(shape, plan)?;
             }

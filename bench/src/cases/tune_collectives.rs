@@ -70,6 +70,7 @@ impl TuneCollective {
 
     fn run_types(&self, harness: &Harness<'_>, operation: Operation) -> Result<()> {
         let collectives = Collectives::new(harness.comm)?;
+        // Tables name the type `u8` where the time depends on the bytes alone.
         if !operation.reduces() {
             return self.run_type::<f32>(harness, operation, &collectives, "u8");
         }

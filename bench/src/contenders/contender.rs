@@ -228,6 +228,7 @@ impl<'a> Contender<'a> {
     /// Records how `devcomm::Collectives` does it.
     pub fn by_plan(self, CollectivePlan { algorithm, blocks, threads }: CollectivePlan) -> Self {
         let launch = Launch { blocks, threads, ..Launch::default() };
+        // A plan by NCCL has no blocks.
         let launch = (blocks > 0).then_some(launch);
         Self { launch, ..self }.by_algorithm(format!("{algorithm:?}"))
     }

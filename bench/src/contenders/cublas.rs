@@ -43,12 +43,13 @@ impl GroupedProduct {
             buffer.copy_from_host(&all)?;
             Ok(buffer)
         };
+        let [a, b, c] = [addresses(0)?, addresses(1)?, addresses(2)?];
         let product = Self {
             handle,
             rows: groups.iter().map(|(rows, _)| *rows as c_int).collect(),
             columns: vec![n as c_int; groups.len()],
             terms: vec![k as c_int; groups.len()],
-            addresses: [addresses(1)?, addresses(0)?, addresses(2)?],
+            addresses: [b, a, c],
             scratch,
         };
         Ok(Some(product))

@@ -47,8 +47,8 @@ impl PeerResult {
     }
 }
 
-/// Runs the processes of `program`, each with its name, and passes the lines that the first one
-/// prints to `read`. All are killed if the first prints nothing for as long as `patience`.
+/// Runs the processes of `program`, each with its name, at least one, and passes the lines that the
+/// first one prints to `read`. All are killed if that prints nothing for as long as `patience`.
 pub fn run(
     program: &str,
     commands: impl IntoIterator<Item = (String, Command)>,

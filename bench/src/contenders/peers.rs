@@ -23,7 +23,8 @@ use crate::contenders::selection::Selection;
 #[derive(Debug)]
 pub struct Kind {
     pub name: &'static str,
-    /// The program that is started unless the command line names another.
+    /// The program that is started unless the command line names another; of `nccl` the variable
+    /// with which this program is started.
     program: &'static str,
     /// The Python script that runs the program, or that the program, a Python, runs.
     script: Option<&'static str>,
@@ -148,6 +149,7 @@ impl PeerOptions {
     /// Omits the variants of kinds that were not asked for.
     pub fn select(&self, selection: &mut Selection) -> Result<()> {
         let asked = |kind: &Kind| self.peers.iter().any(|peer| peer.kind.name == kind.name);
+        // This program also runs the variant of `nccl` itself.
         for kind in KINDS.iter().filter(|kind| kind.name != "nccl" && !asked(kind)) {
             for variant in kind.variants {
                 selection.omit(*variant, format!("--peers {} runs it", kind.name))?;
@@ -173,6 +175,7 @@ impl PeerOptions {
             ensure!(!variants.is_empty(), "--peers {name}, but --variants names none of its");
             match peer.run(work, &variants, run, (ranks, patience)) {
                 Ok(found) => rows.extend(found),
+                // Its variant is not omitted, as this program also runs it itself.
                 Err(why) if name == "nccl" => return Err(why),
                 Err(why) => {
                     variants.iter().try_for_each(|v| selection.omit(*v, format!("{why:#}")))?;
@@ -198,6 +201,7 @@ impl Peer {
         let job = serde_json::to_string(&job)?;
         // The port is free now, and seldom taken before rank 0 listens.
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        // One process of this program starts all ranks, as threads, without torchrun's variables.
         let ranks = if name == "nccl" { 1 } else { ranks };
         let commands = (0..ranks).map(|rank| {
             let mut command = self.command(&job);
@@ -217,7 +221,8 @@ impl Peer {
         let mut rows = Vec::new();
         foreign::run(name, commands, patience, |line| {
             eprintln!("{name}: {line}");
-            // A program's libraries may print, too; a script prints its progress after `#`.
+            // A script prints rows and, after `#`, its progress; a program's libraries may print
+            // anything, so that only JSON is a row there.
             let is_row = self.kind.script.is_some() && !line.starts_with('#');
             if is_row || line.starts_with('{') {
                 rows.extend(self.parse(line, variants, rounds)?);
@@ -278,16 +283,24 @@ impl Peer {
 
     /// Returns the command of this program that measures only NCCL on windows.
     fn own_command(&self) -> Command {
-        const REPLACED: &str = "--peers --json --csv --plot --compare --variants --nccl --between";
         let words: Vec<String> = std::env::args().skip(1).collect();
         let mut command = Command::new(std::env::current_exe().unwrap_or_default());
-        command.args(without_flags(words.iter().map(String::as_str), REPLACED));
-        command.args(["--variants", "nccl-sym", "--nccl", "unmixed"]);
+        command.args(own_arguments(words.iter().map(String::as_str)));
         let setting = self.program.to_string_lossy().into_owned();
         let (variable, value) = setting.split_once('=').unwrap_or((&setting, "1"));
         command.env(variable, value).env(AS_PEER, &setting);
         command
     }
+}
+
+/// Returns the arguments of this program as its own peer, from those that it was started with: for
+/// one row per case, out of place, as a peer's rows are.
+fn own_arguments<'a>(words: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    const REPLACED: &str =
+        "--peers --json --csv --plot --compare --variants --nccl --between --in-place";
+    let mut arguments = without_flags(words, REPLACED);
+    arguments.extend(["--variants", "nccl-sym", "--nccl", "unmixed"]);
+    arguments
 }
 
 /// The variable that makes this program print its results as a peer; its value is their algorithm.
@@ -366,6 +379,13 @@ mod tests {
         let rows = run("flashinfer", script, PATIENCE).unwrap();
         let columns = (rows[0].algorithm.as_deref(), rows[0].tokens, rows[0].hidden);
         assert_eq!(columns, (Some("one-shot"), Some(1), Some(4)));
+    }
+
+    #[test]
+    fn this_program_as_a_peer_has_one_row_per_case() {
+        let words = "all-reduce -b 8 --in-place --peers nccl --variants nccl,rust -n 3 --between";
+        let expected = "all-reduce -b 8 -n 3 --variants nccl-sym --nccl unmixed";
+        assert_eq!(own_arguments(words.split(' ')).join(" "), expected);
     }
 
     #[test]

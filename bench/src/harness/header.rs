@@ -56,7 +56,7 @@ pub struct SystemInfo {
     pub host_rma: bool,
 }
 
-/// A GPU's state from nvidia-smi.
+/// A GPU's state from nvidia-smi, with units, in the order of [`GpuState::of`]'s query.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuState {
     pub driver: String,
@@ -67,7 +67,8 @@ pub struct GpuState {
 }
 
 impl Header {
-    /// Collects the header from the rank and its GPU and, on the root rank, from nvidia-smi.
+    /// Collects the header from the rank and its GPU and, on the root rank, whose header alone is
+    /// used, from nvidia-smi.
     pub fn of(rank: &Rank) -> Result<Self> {
         let properties = rank.communicator()?.properties()?;
         Ok(Self {
@@ -129,7 +130,8 @@ impl Header {
         }
     }
 
-    /// Returns the specified bandwidth of the links between the GPUs; `None` where it is not known.
+    /// Returns the specified bandwidth of the links between the GPUs, in GB/s; `None` where it is
+    /// not known.
     pub fn link_bandwidth(&self) -> Option<f64> {
         let machine = self.machine.as_ref()?;
         links::bandwidth(&machine.gpu, machine.links.as_deref()?)

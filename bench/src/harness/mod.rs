@@ -33,8 +33,9 @@ pub struct Harness<'a> {
     sensors: Option<Sensors>,
     /// Time limit of a wait for the stream.
     limit: Duration,
+    /// The begin and the end of a timed batch.
     events: (Event, Event),
-    /// The kernel of --between, and its memory.
+    /// The kernel of --between, and its memory: an element for each thread.
     between: Option<(Kernels, SymmetricBuffer<u32>)>,
 }
 
@@ -107,6 +108,7 @@ impl<'a> Harness<'a> {
             settings = parsed.collect::<Result<_>>()?;
         }
         let setting = |NcclSetting { name, config }| {
+            // All ranks have the same colour, and keep their order.
             let split = |config| self.comm.split(Some(0), self.rank.rank() as i32, config);
             let own = config.as_ref().map(split).transpose();
             let own = own.with_context(|| format!("--nccl {name}"))?.flatten();
@@ -176,6 +178,7 @@ impl<'a> Harness<'a> {
                 self.finish()?;
             }
             let mine = contender.outcome.count_wrong()?;
+            // This is also a barrier: no peer still writes to this rank when it poisons again.
             wrong = Some(wrong.unwrap_or(0) + ranks::total(self.rank, mine)?);
         }
         Ok(wrong)
@@ -241,10 +244,11 @@ impl<'a> Harness<'a> {
             let after = Contender::new(contender.variant, work, ());
             all.push(Contender { most_calls: contender.most_calls, ..after });
         }
+        // The last one is the kernel alone; its variant has no meaning.
         all.push(Contender::new(Variant::Rust, touch, ()));
         let mut times = self.time(&all, order, rounds)?.0;
         for round in &mut times {
-            let alone = round.pop().unwrap_or(0.0);
+            let alone = round.pop().context("a round has no times")?;
             for (time, contender) in round.iter_mut().zip(contenders) {
                 *time = (*time - alone) / f64::from(contender.operations);
             }
@@ -313,7 +317,7 @@ impl<'a> Harness<'a> {
     }
 
     /// Returns the seconds per call of `work` in one timed batch of `calls` calls, or of graphs
-    /// with this number of calls.
+    /// with this number of calls. *Collective*.
     fn time_one(&self, work: Launches<'_>, calls: usize, graph: Option<&Graph>) -> Result<f64> {
         let (stream, run) = (&self.stream, self.run);
         self.rank.barrier()?;

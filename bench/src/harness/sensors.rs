@@ -138,7 +138,8 @@ pub fn sample<R>(
             }
         });
         let result = body(sender);
-        let samples = sampler.join().unwrap_or_default();
+        // A sampler that panicked has no samples of any contender.
+        let samples = sampler.join().unwrap_or_else(|_| vec![Vec::new(); contenders]);
         (result, samples.iter().map(|samples| Reading::median(samples)).collect())
     })
 }

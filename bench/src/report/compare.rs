@@ -99,7 +99,8 @@ impl Change {
         (self.new_us / self.old_us - 1.0) * 100.0
     }
 
-    /// Returns the change of a row that all starts have; `None` if it has no time before or after.
+    /// Returns the change of a row, from the starts that have it: at least one of each program.
+    /// The noise is that of the first starts. `None` if it has no time before or after.
     fn of(old: &[&Row], new: &[&Row], rounds: [usize; 2]) -> Option<Self> {
         let times = |rows: &[&Row]| rows.iter().filter_map(|row| row.time_us).collect::<Vec<_>>();
         let (before, after) = (times(old), times(new));

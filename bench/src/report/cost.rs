@@ -103,6 +103,7 @@ impl Costing for CollectiveKind {
             (AllReduce, Lamport) => size <= ONE_STEP / ranks,
             // A broadcast's messages are longer than their payload.
             (Broadcast, Lamport) => size < ONE_STEP / ranks,
+            // The messages are the buffer divided by the ranks.
             (_, Lamport) => size <= ONE_STEP,
             // Left to NCCL, whose ranks pass it on.
             (Broadcast, _) => algorithm == Nccl,
@@ -178,6 +179,8 @@ impl Costs {
     /// terms that the points tell apart.
     fn fit(points: &[(f64, f64)]) -> Self {
         let mut used = std::array::from_fn(|term| term < points.len());
+        // Each turn drops a term: one with a negative cost or, where the points do not tell the
+        // terms apart, the last one. Without terms there is a solution, of zeros.
         loop {
             let solved = least_squares(points, used);
             let negative = |costs: &[f64; 3]| costs.iter().position(|cost| *cost < 0.0);
@@ -208,8 +211,12 @@ fn least_squares(points: &[(f64, f64)], used: [bool; 3]) -> Option<[f64; 3]> {
         }
     }
     (0..3).filter(|i| !used[*i]).for_each(|i| matrix[i][i] = 1.0);
-    // Bytes are many: terms of one scale.
+    // Bytes are large numbers: all terms are scaled to 1 on the diagonal, so that pivots compare.
     let scales = [0, 1, 2].map(|i: usize| matrix[i][i].sqrt());
+    if scales.contains(&0.0) {
+        // All messages are below the ramp.
+        return None;
+    }
     for (row, a) in matrix.iter_mut().zip(scales) {
         row.iter_mut().zip(scales.into_iter().chain([1.0])).for_each(|(x, b)| *x /= a * b);
     }
@@ -245,7 +252,8 @@ impl Fitted {
         let least = points.first().map_or(0.0, |point| point.0);
         let of = |costs| Self { costs, least, points: points.len() };
         let mut best = of(vec![Costs::fit(&points)]);
-        // Short messages have three costs, and long ones two.
+        // At least three points for the three costs of short messages, and two for long ones, which
+        // have no ramp.
         for at in if may_change { 3..points.len().max(4) - 1 } else { 0..0 } {
             let (short, long) = points.split_at(at);
             let two = of(vec![Costs::fit(short), Costs::fit(long)]);
@@ -364,6 +372,10 @@ mod tests {
         near(found.us(3e6), costs.us(3e6));
         assert_eq!(Costs::fit(&[(1e6, 4.0)]), Costs { byte: 4e-6, ..Costs::default() });
         assert_eq!(Costs::fit(&[(1e6, 2.0), (2e6, 5.0)]).floor, 0.0);
+        // Up to 1 KiB there is no ramp.
+        let found = Costs::fit(&[(8.0, 2.0), (64.0, 2.0), (1024.0, 2.0)]);
+        near(found.floor, 2.0);
+        assert_eq!(found.ramp, 0.0);
     }
 
     #[test]

@@ -73,9 +73,12 @@ impl File {
         format!("{}.svg", self.stem())
     }
 
-    /// Adds another start of the same program on a machine of the same kind.
+    /// Adds another start: the same subcommand with the same flags, but for those that name files,
+    /// on a machine of the same kind.
     pub fn join(&mut self, other: &Self) -> Result<()> {
-        let run = |file: &Self| (file.header.flags(""), file.header.machine_name());
+        let run = |File { header, .. }: &Self| {
+            (header.subcommand().to_owned(), header.flags(""), header.machine_name())
+        };
         ensure!(run(self) == run(other), "{} is of another command or machine", self.name);
         ensure!(self.ratios.len() == other.ratios.len(), "{} has other cases", self.name);
         for (ratio, same) in self.ratios.iter_mut().zip(&other.ratios) {

@@ -107,12 +107,14 @@ fn read(path: &Path) -> Result<Vec<Point>> {
             Some("Lamport") => Algorithm::Lamport,
             Some("Push") => Algorithm::Push,
             Some("Pull") => Algorithm::Pull,
+            // NCCL's rows name its configuration or nothing.
             _ => Algorithm::Nccl,
         };
         let case = CollectiveCase { kind, by, algorithm, ranks, in_graph, bytes: row.size };
         Some(Point { case, us: row.time_us?, row })
     };
-    // Only NCCL's default configuration exists for all operations.
+    // Of NCCL only its own choice of algorithms is modelled: `unmixed`, and `mixed`, which has no
+    // name.
     let is_plain = |row: &row::Row| {
         !row.in_place && row.asked.as_deref().is_none_or(|asked| asked == "unmixed")
     };

@@ -107,7 +107,8 @@ fn section(title: &str, files: &[&File], folder: &str) -> String {
     text
 }
 
-/// Flags that choose neither cases nor plans, or that have a column of their own.
+/// Flags that choose neither cases nor plans, or that have a column of their own. Earlier versions
+/// had `--torch` and `--all-reduce-perf`.
 const OTHER_FLAGS: &str = "-g --ngpus -G --cudagraph -n --iters -w --warmup_iters -c --check \
     --rounds -T --timeout -d --dtype --datatype --torch --all-reduce-perf --peers";
 

@@ -81,6 +81,7 @@ const COLOURS: [(Variant, &str); 9] = [
     (Variant::NcclSym, "#56b4e9"),
     (Variant::CublasLt, "#009e73"),
 ];
+/// The colours of further series, in turn.
 const OTHERS: [&str; 6] = ["#009e73", "#000000", "#aa3377", "#332288", "#999933", "#882255"];
 
 /// A logarithmic axis: values, and where they are in the picture.
@@ -206,7 +207,7 @@ const GRID: &str = r##"stroke="#dddddd""##;
 const DARK: &str = r##"stroke="#444444""##;
 const LIMIT: &str = r##"stroke="#444444" stroke-dasharray="6 4""##;
 
-/// Returns latency and bus bandwidth by size. `limit` is the links' bandwidth.
+/// Returns latency and bus bandwidth by size. `limit` is the links' bandwidth in GB/s.
 fn panels(series: &[Series<'_>], limit: Option<f64>) -> String {
     const PLACES: [[f64; 2]; 2] = [[60.0, 430.0], [510.0, 880.0]];
     const TOP: f64 = 40.0;
@@ -256,13 +257,14 @@ fn panels(series: &[Series<'_>], limit: Option<f64>) -> String {
 
 /// Draws the time that the links need, if it is above the least time of the axis.
 fn draw_least_time(picture: &mut Picture, series: &[Series<'_>], limit: f64, x: &Axis, y: &Axis) {
+    // Bytes on the links per byte of the size: all variants of a benchmark have the same.
     let bus = series[0].rows.iter().find_map(|row| Some(row.busbw? / row.algbw?));
     let Some(factor) = bus.filter(|bus| *bus > 0.0) else { return };
-    // The microseconds that a byte takes.
-    let each = factor / (limit * 1e3);
-    let first = (y.low / each).max(x.low);
+    let us_per_byte = factor / (limit * 1e3);
+    let time = |size| size * us_per_byte;
+    let first = (y.low / us_per_byte).max(x.low);
     if first < x.high {
-        let ends = [x.at(first), y.at(first * each), x.at(x.high), y.at(x.high * each)];
+        let ends = [x.at(first), y.at(time(first)), x.at(x.high), y.at(time(x.high))];
         picture.line(ends, LIMIT);
     }
 }
@@ -294,7 +296,8 @@ fn scatter(ratios: &[Ratio]) -> String {
     picture.text((left + right) / 2.0, bottom + 36.0, "middle", "rows of A");
     picture.x_grid(&x, [top, bottom], |tick| tick.to_string());
     picture.y_grid(&y, [left, right], Some(1.0), |tick| tick.to_string());
-    for ((plan, ratios), (_, colour)) in by_plan(ratios).into_iter().zip(COLOURS) {
+    let colours = COLOURS.iter().map(|(_, colour)| colour).cycle();
+    for ((plan, ratios), colour) in by_plan(ratios).into_iter().zip(colours) {
         for ratio in &ratios {
             let value = ratio.value().clamp(low, high);
             picture.dot(x.at(rows(ratio)), y.at(value), 3.0, colour);

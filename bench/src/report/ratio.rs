@@ -22,7 +22,8 @@ pub struct Ratio {
     pub case: String,
     /// The rows of A, if it is a matrix product.
     pub m: Option<usize>,
-    /// The ratios, one for each start of the program: below 1 the default is faster.
+    /// The ratios, one for each start of the program, of at least one: below 1 the default is
+    /// faster.
     starts: Vec<f64>,
     /// The interquartile range of the rounds' times over their median, of the noisier side.
     noise: f64,
@@ -40,7 +41,8 @@ pub fn ratios(contest: &Contest, rows: &[Row]) -> Vec<Ratio> {
     ratios
 }
 
-/// Divides the rows where the size, the shape, the type or the grid of a barrier changes.
+/// Divides the rows where the size, the shape, the type or the grid of a barrier changes. The rows
+/// of a variant follow each other in a case, so that a variant that returns begins the next one.
 fn cases(rows: &[Row]) -> Vec<&[Row]> {
     let mut cases = Vec::new();
     let mut first = 0;
@@ -60,6 +62,7 @@ fn cases(rows: &[Row]) -> Vec<&[Row]> {
 fn of_case(contest: &Contest, case: &[Row]) -> Vec<Ratio> {
     let [defaults, competitors] = [Role::Ours, Role::Theirs].map(|role| contest.with(role));
     let by = |time: fn(&Row) -> Option<f64>, after: &str| -> Vec<Ratio> {
+        // These times are not NaN, so that they compare.
         let us = |row: &Row| time(row).filter(|us| *us > 0.0);
         let timed = || case.iter().filter(|row| us(row).is_some());
         let theirs = timed().filter(|row| competitors.contains(&row.variant));

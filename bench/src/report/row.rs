@@ -145,6 +145,7 @@ pub struct Row {
 pub fn add_times(rows: &mut [Row], bus: f64, competitors: &[Variant], rounds: Option<&Rounds>) {
     let spread = |time: &dyn Fn(&[f64]) -> f64| Spread::of(rounds?.iter().map(|round| time(round)));
     let median = |i: usize| spread(&|round| round[i]).map_or(f64::INFINITY, |time| time.median);
+    // The fastest competitor out of place, and in place.
     let best = [false, true].map(|in_place| {
         (0..rows.len())
             .filter(|&i| competitors.contains(&rows[i].variant) && rows[i].in_place == in_place)
@@ -258,6 +259,7 @@ impl Row {
 }
 
 /// Returns the rows of NCCL as this program prints them when another start of it runs it as a peer.
+/// They are of one variant, so that they still have the order of the times in a round.
 pub fn lines_of_peer(algorithm: &str, rows: &[Row], rounds: Option<&Rounds>) -> String {
     let line = |(i, row): (usize, &Row)| {
         let times = rounds.into_iter().flatten().map(|round| round[i] * 1e6);

@@ -268,7 +268,7 @@ impl CudaBuilder {
         let made = modules.build(&sources, folder)?;
         modules.cache.remove_unused();
         let artifacts = self.finish(folder, made)?;
-        self.costs(&artifacts, &sources, &toolchain)?.iter().for_each(|cost| tell(cost));
+        self.costs(&artifacts, &sources, &toolchain, panics)?.iter().for_each(|cost| tell(cost));
         Ok(artifacts)
     }
 
@@ -278,9 +278,10 @@ impl CudaBuilder {
         artifacts: &Artifacts,
         sources: &[KernelFile],
         toolchain: &Toolchain,
+        panics: Panics,
     ) -> Result<Vec<String>, Error> {
         // Assertions and messages take registers and stack.
-        if self.debug || self.panic_messages {
+        if panics != Panics::Silent {
             return Ok(Vec::new());
         }
         let declared = sources.iter().flat_map(|source| &source.kernels);
@@ -290,6 +291,7 @@ impl CudaBuilder {
         for report in artifacts.costly()? {
             let threads = declared.get(&*report.name).copied().flatten();
             if self.check_all || threads.is_some() {
+                // Without `max_threads` a block of any size will do.
                 let kernel_costs = report.costs(threads.unwrap_or(0));
                 costs.extend(kernel_costs.iter().map(|cost| format!("{}: {cost}", report.name)));
             }
@@ -335,6 +337,7 @@ impl CudaBuilder {
         let tree = find_nccl(self.nccl_home.as_deref(), NcclPart::Bitcode, |tree| {
             tree.version.map(|_| ()).ok_or("it has no include/nccl.h with a version".into())
         })?;
+        // `find_nccl` takes only trees that have both.
         let (Some(source), Some(version)) = (tree.bitcode, tree.version) else {
             return Err(Error::Llvm {
                 what: format!("cannot use the NCCL in {}", tree.root.display()),

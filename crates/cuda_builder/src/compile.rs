@@ -215,6 +215,7 @@ impl Compile<'_> {
                 .extend(["-Zunstable-options".to_owned(), "-Cpanic=immediate-abort".to_owned()]),
             // The panic handler in `cuda_std` tests this condition.
             Panics::Reported => flags.push("--cfg=devcomm_panic_messages".to_owned()),
+            // It also tests for debug assertions.
             Panics::Checked => {}
         }
         flags

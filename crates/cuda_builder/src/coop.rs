@@ -66,6 +66,7 @@ const COOP: &str = "%struct.ncclCoopAny";
 /// Passes coops by pointer to functions that only read them, and splits the `memcpy` of a coop into
 /// loads and stores. Returns the number of changed parameters.
 pub(crate) fn pass_coops_by_pointer(nccl: &Module<'_>) -> Result<usize> {
+    // Only the attribute's kind is used, whatever the size.
     let by_value = nccl.context().by_value(1)?;
     let functions = nccl.functions();
     let mut readers = ReadOnlyParams::default();
@@ -191,6 +192,8 @@ fn loaded_from(value: Value<'_>) -> Option<Value<'_>> {
     load.operands().first().copied()
 }
 
+/// Returns the pointer to which constant offsets are added to give this one, and their sum in
+/// bytes.
 fn base_and_offset(mut pointer: Value<'_>) -> (Value<'_>, i64) {
     let mut offset = 0;
     while let Some((base, bytes)) = pointer.as_instruction().and_then(Instruction::address) {
@@ -218,6 +221,7 @@ fn check_targets(functions: &[Function<'_>]) -> Result<()> {
     if reachable == 0 { refuse("no function is reached through a table") } else { Ok(()) }
 }
 
+/// Returns whether a function is used other than as the callee of direct calls.
 fn address_is_taken(function: Function<'_>) -> bool {
     let called_only = |user: Value<'_>| {
         let Some(call) = user.as_instruction().filter(|i| i.opcode() == Opcode::Call) else {

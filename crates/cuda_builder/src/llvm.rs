@@ -112,12 +112,14 @@ struct Diagnostics<'l> {
 }
 
 extern "C" fn on_diagnostic(info: Ref, diagnostics: *mut c_void) {
+    /// `LLVMDSError`.
+    const ERROR: c_int = 0;
     // SAFETY: `Context::new` registered this function with its boxed `Diagnostics`, which outlives
     // the context; LLVM calls it on the context's own thread with a live diagnostic.
     unsafe {
         let diagnostics = &*diagnostics.cast::<Diagnostics<'_>>();
         let f = &diagnostics.llvm.f;
-        let error = (f.LLVMGetDiagInfoSeverity)(info) == 0;
+        let error = (f.LLVMGetDiagInfoSeverity)(info) == ERROR;
         let text = diagnostics.llvm.message((f.LLVMGetDiagInfoDescription)(info));
         if error {
             diagnostics.errors.borrow_mut().push(text);

@@ -195,7 +195,9 @@ struct Module<'a> {
     source: &'a KernelFile,
     arch: NvvmArch,
     nccl: Option<&'a Nccl>,
+    /// The cache entry in which it is made.
     entry: &'a Entry,
+    /// The build's output folder, which keeps PTX that `ptxas` rejects.
     folder: &'a Path,
 }
 

@@ -11,6 +11,7 @@ pub(crate) fn map<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) 
     let run = || {
         let mut made = Vec::new();
         loop {
+            // It only gives each index to one thread; a join orders what the threads make.
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(item) = items.get(index) else { return made };
             made.push((index, work(item)));

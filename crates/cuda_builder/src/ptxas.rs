@@ -98,6 +98,7 @@ fn read(text: &str) -> Vec<(String, Resources)> {
     let mut serialized = BTreeSet::new();
     for line in text.lines() {
         if let Some((_, rest)) = line.split_once("(C7510)") {
+            // The last quoted word is the function's name.
             serialized.extend(rest.rsplit('\'').nth(1));
             continue;
         }

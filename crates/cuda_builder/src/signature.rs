@@ -73,6 +73,7 @@ pub(crate) fn signatures(llvm: &Llvm, bitcode: &Path) -> Result<Vec<Signature>> 
 
 fn signature(module: &Module<'_>, function: Function<'_>) -> Result<Signature> {
     let context = module.context();
+    // Only the kinds of these attributes are used.
     let (by_value, references) = (context.by_value(1)?, context.attribute("dereferenceable")?);
     let param = |(index, value): (usize, Value<'_>)| {
         let at = AttributePlace::Argument(index as u32);

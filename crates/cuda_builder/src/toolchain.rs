@@ -136,6 +136,7 @@ fn chosen(
     match wanted {
         "user" => Ok(None),
         "" => {
+            // `None`, if the kernels ask for no version, is less than any.
             let too_old = needs > minor(TUNED_TOOLCHAIN);
             let tuned = installed(TUNED_TOOLCHAIN).filter(|folder| !too_old && has_source(folder));
             Ok(tuned.and_then(rustc))

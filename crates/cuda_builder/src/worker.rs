@@ -34,11 +34,13 @@ pub(crate) enum Job {
     Signatures(PathBuf),
 }
 
+/// What a worker reads.
 #[derive(Serialize, Deserialize)]
 struct WorkerRequest {
     libllvm: PathBuf,
     llvm_version: String,
     job: Job,
+    /// The file for the result: JSON of `Result<T, String>`, `T` by the job.
     outcome: PathBuf,
 }
 

@@ -5,7 +5,7 @@ use half::bf16;
 /// How tokens choose their experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Routing {
-    /// A token has any experts, each at most once.
+    /// A token has any experts, each at most once if there are at least `2 * top_k`.
     Random,
     /// The first experts are much more frequent than others.
     Skewed,
@@ -94,7 +94,7 @@ impl Batch {
                             let at =
                                 if routing == Routing::Skewed { at * at * at * at } else { at };
                             let id = (at * self.experts as f32) as i32;
-                            // With few experts a token may have them all.
+                            // Among few experts it may take long to find another one.
                             if !ids[..k].contains(&id) || self.experts < 2 * self.top_k {
                                 break id;
                             }
@@ -110,6 +110,7 @@ impl Batch {
     #[must_use]
     pub fn without(&self, ranks: &[usize]) -> Self {
         let is_left = |rank: usize| !ranks.contains(&rank);
+        // An expert that does not exist, -1, stays one, whatever rank it is taken for.
         let left = |id: &i32| {
             let rank = usize::try_from(*id).map_or(0, |id| id / self.local());
             if is_left(rank) { *id } else { -1 }

@@ -1,15 +1,16 @@
 //! Matrices for GEMM tests, and the reference result.
 //!
-//! Elements are random multiples of 1/8 from -1 to 1. So products are multiples of 1/64, and f32
-//! holds the sum of up to 2^18 of them exactly, in any order and with any rounding of tensor cores.
-//! The only error is the final rounding: an element is right if it equals the number nearest to the
-//! reference.
+//! Elements are random multiples of 1/8 from -1 to 1 or, if a rank adds more than [`FINE_TERMS`]
+//! terms, of 1/2. So products are multiples of 1/64, and f32 holds the sum of up to 2^18 of them
+//! exactly, in any order and with any rounding of tensor cores. The only error is the final
+//! rounding: an element is right if it equals the number nearest to the reference.
 //!
-//! Every element is an 8-bit float too. Hopper adds products of 8-bit floats with 13 bits after the
-//! largest addend's leading bit: exactly for multiples of 1/64, while sums are below 2^8. The
-//! standard deviation of a sum of `k` products is `3/8 sqrt(k)`, 17 for [`FINE_TERMS`]. With more
-//! terms the elements are multiples of 1/2, so that products are multiples of 1/4, and sums exact
-//! below 2^12; their standard deviation is `sqrt(k) / 2`, 256 for [`MOST_TERMS`].
+//! The coarse elements are for 8-bit floats, in which all elements are exact too. Hopper adds
+//! products of 8-bit floats with 13 bits after the largest addend's leading bit: multiples of 1/64
+//! exactly while sums are below 2^8, and the multiples of 1/4 that coarse elements give while they
+//! are below 2^12. Random sums of `k` products hardly reach that: their standard deviation is
+//! `3/8 sqrt(k)`, 17 for [`FINE_TERMS`], or `sqrt(k) / 2` for coarse elements, 256 for
+//! [`MOST_TERMS`].
 
 use std::collections::HashMap;
 
@@ -83,8 +84,9 @@ impl Problem {
         [self.m, self.n, self.k]
     }
 
-    /// Returns an element of a rank's factor, in eighths.
+    /// Returns an element of a rank's factor, in eighths: from -8 to 8.
     fn eighths(&self, factor: Factor, rank: usize, row: usize, column: usize) -> i64 {
+        // Seed, factor and rank are above the 40 bits of the index.
         let base = self.seed << 56 ^ (factor as u64) << 48 ^ (rank as u64) << 40;
         let key = mixed(base ^ (row * self.k + column) as u64);
         let (numbers, step) = if self.k > FINE_TERMS { (5, 4) } else { (17, 1) };
@@ -132,7 +134,8 @@ impl Problem {
         ranks.iter().flat_map(of_rank).collect()
     }
 
-    /// Returns how many of the elements at these positions of `c` are wrong.
+    /// Returns how many of the elements at these positions are wrong in `c`, the whole C of the
+    /// products of `ranks`, row-major.
     pub fn count_wrong<T: Number>(
         &self,
         ranks: std::ops::Range<usize>,

@@ -110,7 +110,8 @@ impl Weights {
                 error += of_rank[2 * i + 1];
                 magnitude += of_rank[2 * i].abs();
             }
-            // At most, every rank's part and each sum of parts is rounded to bf16.
+            // At most, every rank's part and each sum of parts is rounded to bf16; the factor 1.01
+            // is for sums that are greater as they are rounded.
             let rounding = f64::from(bf16::EPSILON) / 2.0 * partials.len() as f64;
             let single = f64::from(f32::EPSILON) * (sum.abs() + magnitude);
             (sum, error + 1.01 * rounding * magnitude + single)

@@ -10,7 +10,7 @@ pub trait Number: Accumulate + PartialEq + std::fmt::Debug {
     const MOST: f32 = 1.0;
     /// Distance from 1 to the next larger number.
     const EPSILON: f64;
-    /// Half the distance between subnormal numbers (0 where it does not matter).
+    /// Half the distance between subnormal numbers (0 where it is far below all errors of inputs).
     const HALF_STEP_AT_ZERO: f64;
     /// Returns the nearest number to `x`.
     fn nearest(x: f32) -> Self;

@@ -88,7 +88,7 @@ impl<'a> Gpu<'a> {
     }
 }
 
-/// Returns a copy of device memory.
+/// Returns a copy of device memory, after waiting for this rank's streams.
 ///
 /// # Errors
 ///

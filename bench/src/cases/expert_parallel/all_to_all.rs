@@ -15,12 +15,13 @@ use crate::cases::prelude::*;
 /// Buffers of `ncclAlltoAll`, each with a chunk for each rank. All chunks are equally long: as long
 /// as the pair of ranks with the most rows needs. A token's row is in the chunk of each rank that
 /// has one of its experts, and its result is in the chunk that this rank returns. The buffers are
-/// filled once, in the order of the tokens, before anything is timed; results are not added up.
+/// filled once, in the order of the tokens, before anything is timed; results are those of experts
+/// that return their rows, and are not added up. Of two buffers the first is to send.
 pub(super) struct AllToAll<'a> {
     layer: Rc<Layer<'a>>,
     nccl: &'a Nccl<'a>,
-    /// Rows of a chunk.
-    room: usize,
+    /// Rows of a chunk, at least one: a buffer is not empty.
+    chunk_rows: usize,
     rows: [DeviceSlice<bf16>; 2],
     /// Experts and weights of each row.
     routing: [DeviceSlice<u32>; 2],
@@ -32,15 +33,16 @@ impl<'a> AllToAll<'a> {
         let (rank, batch) = (layer.harness.rank, &layer.batch);
         let (ranks, me) = (rank.n_ranks(), rank.rank());
         let pairs = (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to)));
-        let room = pairs.map(|(from, to)| batch.tokens_to(from, to).count()).max().unwrap_or(0);
-        let rows = ranks * room.max(1);
+        let chunk_rows =
+            pairs.map(|(from, to)| batch.tokens_to(from, to).count()).fold(1, usize::max);
+        let rows = ranks * chunk_rows;
         // The buffers are windows, with which NCCL is fastest.
         let row_memory = || memory(nccl.comm(), Variant::NcclSym, [rows * batch.hidden; 2]);
         let routing_of_all = memory(nccl.comm(), Variant::NcclSym, [rows * 2 * batch.top_k; 2])?;
         let this = Self {
             layer: Rc::clone(layer),
             nccl,
-            room: room.max(1),
+            chunk_rows,
             rows: row_memory()?,
             routing: routing_of_all,
             results: row_memory()?,
@@ -51,7 +53,8 @@ impl<'a> AllToAll<'a> {
                 this.write(&this.routing[0], rank, at, &routing_of(batch, me, token))?;
             }
             for (at, token) in batch.tokens_to(rank, me).enumerate() {
-                let result = batch.partial(me, (rank, token), |_| 1.0).unwrap_or_default();
+                let result = batch.partial(me, (rank, token), |_| 1.0);
+                let result = result.context("`tokens_to` returned a token without an expert")?;
                 this.write(&this.results[0], rank, at, &result)?;
             }
         }
@@ -66,7 +69,7 @@ impl<'a> AllToAll<'a> {
         at: usize,
         row: &[T],
     ) -> devcomm::Result<()> {
-        let first = (rank * self.room + at) * row.len();
+        let first = (rank * self.chunk_rows + at) * row.len();
         buffer.slice(first..first + row.len())?.copy_from_host(row)
     }
 

@@ -22,13 +22,17 @@ struct Buffers {
     results: DeviceSlice<bf16>,
 }
 
-/// An all-gather and a reduce-scatter of a layer, with buffers of each kind of memory.
+/// An all-gather and a reduce-scatter of a layer, with buffers of each kind of memory. All ranks
+/// have the same number of tokens.
 pub struct Gathered<'a> {
     layer: Rc<Layer<'a>>,
     collectives: &'a Collectives,
     nccl: &'a Nccl<'a>,
+    /// Memory that is not registered, for [`Variant::Nccl`].
     plain: Buffers,
+    /// Windows of the world's communicator, for [`Variant::RustAllGather`].
     in_windows: Buffers,
+    /// Windows of `nccl`'s communicator, for [`Variant::NcclSym`].
     in_windows_of_nccl: Buffers,
 }
 
@@ -143,7 +147,7 @@ impl Outcome for ByCollectives<'_> {
         }
         if operation.combines() {
             let ranks = batch.tokens.len() as f32;
-            // Weights are at most 1, and elements at most 2.
+            // Weights are at most 1, and elements at most 2; a rounding to bf16 loses 1/256.
             let most = 2.0 * batch.top_k as f32 * ranks / 256.0;
             let differs = |got: &bf16, want: &bf16| {
                 let off = (got.to_f32() - want.to_f32()).abs();

@@ -57,7 +57,9 @@ pub struct Layer<'a> {
     pub variant: Variant,
     experts: Rc<ExpertParallel>,
     pub batch: Rc<Batch>,
+    /// The order of `rows`.
     layout: Layout,
+    /// The combined results of this rank's tokens, if experts return their rows.
     pub expected: Vec<bf16>,
     input: SymmetricBuffer<bf16>,
     ids: SymmetricBuffer<i32>,
@@ -166,7 +168,7 @@ impl Outcome for LayerOutcome<'_> {
     }
 }
 
-/// Returns how many elements differ.
+/// Returns how many elements differ, up to the end of the shorter slice.
 pub fn count_different<T: PartialEq>(got: &[T], want: &[T]) -> usize {
     got.iter().zip(want).filter(|(got, want)| got != want).count()
 }

@@ -22,8 +22,9 @@ use crate::contenders::{PeerOptions, PeerWork};
 /// The flags of `ep`. In the table of results the column of the reduction has the operation:
 /// `dispatch`, which ends when rows and counts are received; `group`, which puts the rows in the
 /// order of the experts; `combine`; or `layer`, all three. The size is the number of bytes that the
-/// rank with the most rows receives from its peers, each row once, or in `group` the bytes that it
-/// writes. The count is the number of elements of a rank's tokens.
+/// rank with the most rows receives from its peers, each row once, and returns to them in
+/// `combine` (both in `layer`), or in `group` the bytes that it writes. The count is the number of
+/// elements of a rank's tokens.
 #[derive(Args, Clone, Debug)]
 pub struct Experts {
     /// Tokens of each rank, comma-separated [default: 1,8,32,128,512,4096; 1,5 when simulated]
@@ -168,7 +169,7 @@ impl Experts {
     ) -> Result<()> {
         let (harness, batch) = (layers[0].harness, &layers[0].batch);
         let me = harness.rank.rank();
-        // The size is that of the rank with the most rows.
+        // The size is that of the rank with the most rows; an element has two bytes.
         let rows = |rank| match operation {
             Operation::Group => batch.layout(rank).rows.len(),
             Operation::Layer => 2 * batch.received(rank),
@@ -211,7 +212,8 @@ impl Experts {
     }
 }
 
-/// Returns a contender that stores this number of bytes between two ranks, in both directions.
+/// Returns a contender that stores this number of bytes between two ranks, in both directions and
+/// in one round.
 fn by_stores<'a>(
     harness: &'a Harness<'a>,
     compiled: &'a Kernels,
@@ -225,7 +227,8 @@ fn by_stores<'a>(
     let config = LaunchConfig::new(blocks, threads).without_cooperation();
     let message = Message::new(harness, &windows[0], &windows[1])?;
     let work = move || {
-        let launch = p2p_copy::args(&dev_comm, &windows[0], &windows[1], bytes, false, 1);
+        let (reads, rounds) = (false, 1);
+        let launch = p2p_copy::args(&dev_comm, &windows[0], &windows[1], bytes, reads, rounds);
         // SAFETY: the windows have the bytes on every rank; all ranks are in one LSA team.
         unsafe { launch.config(config).launch(&compiled.on(&harness.stream)) }
     };

@@ -12,7 +12,7 @@ use devcomm_testing::simulated::read;
 use super::workload::Workload;
 use crate::cases::prelude::*;
 
-/// A kernel's grid limits and rounding.
+/// A kernel's default grid and rounding.
 #[derive(Clone, Copy)]
 pub struct KernelInfo {
     /// Threads per block.
@@ -46,8 +46,9 @@ where
         info: KernelInfo,
         count: usize,
     ) -> Result<Self> {
-        let share = (count * size_of::<T>()).div_ceil(harness.rank.n_ranks());
-        let (blocks, threads) = grid.grid(share, info.threads, info.max_blocks);
+        // Each rank reduces a part of the elements.
+        let part_bytes = (count * size_of::<T>()).div_ceil(harness.rank.n_ranks());
+        let (blocks, threads) = grid.grid(part_bytes, info.threads, info.max_blocks);
         let requirements = DevCommRequirements::new().lsa_barriers(blocks);
         let dev_comm = harness.comm.create_dev_comm(requirements)?;
         let (send, recv) = (harness.comm.window(count)?, harness.comm.window(count)?);

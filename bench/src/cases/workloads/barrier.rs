@@ -15,8 +15,9 @@ const CHECKED_ROUNDS: u32 = 100;
 pub struct Barrier<'a> {
     harness: &'a Harness<'a>,
     dev_comm: DevCommResource,
-    /// The table of the checked kernel, as is `wrong`: one element per block and rank.
+    /// The last round that each rank wrote in the checked kernel: an element per block and rank.
     table: Window<u32>,
+    /// The number of rounds in which the checked kernel read another one: likewise.
     wrong: Window<u32>,
     config: LaunchConfig,
 }

@@ -78,7 +78,7 @@ pub struct Put<'a> {
     rounds: u32,
     config: LaunchConfig,
     dev_comm: DevCommResource,
-    /// Two flags per block; `None` over GIN.
+    /// The flag and the state of each block, as `lsa_put` describes them; `None` over GIN.
     flags: Option<Window<u32>>,
 }
 

@@ -265,6 +265,7 @@ impl Plan<'_> {
     /// The buffers are as large as the plan's shape and types need, and nothing else uses them
     /// until the stream has completed the product; the scales are still allocated.
     pub unsafe fn enqueue(&self, [a, b, c]: [u64; 3], stream: &Stream) -> devcomm::Result<()> {
+        // Without a residual beta is 0, so that C is not read.
         let (one, beta) = (1.0_f32, f32::from(u8::from(self.residual.is_some())));
         let added = self.residual.unwrap_or(c) as *const c_void;
         let c = c as *mut c_void;

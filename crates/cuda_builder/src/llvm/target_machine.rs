@@ -28,6 +28,8 @@ impl<'l> TargetMachine<'l> {
         let (cpu, features) = (c_string(cpu)?, c_string(features)?);
         let (mut target, mut message) = (null_mut(), null_mut());
         const AGGRESSIVE: i32 = 3;
+        /// The default relocation model, and the default code model.
+        const DEFAULT: i32 = 0;
         // SAFETY: all strings are NUL-terminated and copied; the target lives as long as LLVM.
         unsafe {
             if (llvm.f.LLVMGetTargetFromTriple)(TRIPLE.as_ptr(), &mut target, &mut message) != 0 {
@@ -39,8 +41,8 @@ impl<'l> TargetMachine<'l> {
                 cpu.as_ptr(),
                 features.as_ptr(),
                 AGGRESSIVE,
-                0,
-                0,
+                DEFAULT,
+                DEFAULT,
             );
             if raw.is_null() {
                 return failure(format!("LLVM has no machine for {cpu:?} with {features:?}"));

@@ -353,6 +353,7 @@ impl<'m> Function<'m> {
 pub(crate) enum Opcode {
     Call,
     Load,
+    /// A `getelementptr`.
     Address,
     /// A conversion between an integer and a float.
     FloatCast,

@@ -378,8 +378,13 @@ fn stack_is_told() -> TestResult {
         "LLVM ",
     ];
     contains_all(&stdout(&output), &told)?;
-    // A kernel without `max_threads` may use the stack.
+    // A kernel without `max_threads` may use the stack, and one whose panics print needs it.
     let output = package.as_build_script(|_| {});
+    ensure(!stdout(&output).contains("bytes of stack"), stdout(&output))?;
+    let output = package.as_build_script(|command| {
+        command.env(CHECK_ALL, "1").env("DEVCOMM_PANIC_MESSAGES", "1");
+    });
+    ensure(output.status.success(), stderr(&output))?;
     ensure(!stdout(&output).contains("bytes of stack"), stdout(&output))
 }
 
