@@ -93,10 +93,12 @@ fn the_largest_resident_grid_runs() {
 }
 
 #[test]
-fn refuses_a_block_of_two_dimensions() {
-    with_setup("refuses_a_block_of_two_dimensions", 4, |setup| {
-        let refused = refusal(setup.launch(LaunchConfig::new(1, (32, 4))));
-        assert!(matches!(refused, LaunchRefusal::BlockNotOneDimensional { .. }), "{refused}");
+fn refuses_a_grid_or_a_block_of_two_dimensions() {
+    with_setup("refuses_a_grid_or_a_block_of_two_dimensions", 4, |setup| {
+        for config in [LaunchConfig::new(1, (32, 4)), LaunchConfig::new((2, 2), 32)] {
+            let refused = refusal(setup.launch(config));
+            assert!(matches!(refused, LaunchRefusal::NotOneDimensional { .. }), "{refused}");
+        }
     });
 }
 

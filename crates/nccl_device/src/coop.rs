@@ -10,8 +10,8 @@ use crate::raw;
 
 /// A set of threads of one block that makes cooperative calls together.
 ///
-/// NCCL ranks threads by `threadIdx.x` only, so blocks must be one-dimensional: the launch of a
-/// kernel that takes a [`DevComm`](crate::DevComm) is refused otherwise.
+/// NCCL ranks threads by `threadIdx.x` only, so blocks have one dimension, and so do grids: the
+/// launch of a kernel that takes a [`DevComm`](crate::DevComm) is refused otherwise.
 ///
 /// NCCL: `ncclCoopAny`.
 #[doc(alias = "ncclCoopAny")]

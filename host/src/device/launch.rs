@@ -173,11 +173,12 @@ pub(crate) fn check_communicating(
     if let Some(kernel) = stamp.filter(|kernel| *kernel != layout) {
         return Err(LaunchRefusal::DevCommVersion { kernel, dev_comm: layout });
     }
-    let block = config.block;
-    if (block.y, block.z) != (1, 1) {
-        return Err(LaunchRefusal::BlockNotOneDimensional { block });
+    let LaunchConfig { grid, block, .. } = *config;
+    // Ranks of threads, and indices of barriers, are x alone.
+    if [grid, block].iter().any(|extents| (extents.y, extents.z) != (1, 1)) {
+        return Err(LaunchRefusal::NotOneDimensional { grid, block });
     }
-    let blocks = config.grid.count();
+    let blocks = grid.count();
     let most = dev_comm.lsa_barrier.n_barriers.max(dev_comm.hybrid_lsa_barrier.n_barriers);
     let barriers = u64::try_from(most).unwrap_or(0);
     if lsa_barriers && blocks > barriers {

@@ -139,9 +139,9 @@ fn a_kernel_that_communicates_is_refused_what_would_hang_or_read_another_layout(
         ("ok", shape(264, 512), &many, true, stamp, 2),
         ("DevCommVersion", shape(64, 512), &few, true, older, 1),
         ("DevCommVersion", shape(64, 512), &newer, true, stamp, 1),
-        ("BlockNotOneDimensional", shape(64, (32, 2)), &few, true, stamp, 1),
+        ("NotOneDimensional", shape(64, (32, 2)), &few, true, stamp, 1),
+        ("NotOneDimensional", shape((8, 2), 32), &few, true, stamp, 1),
         ("TooFewBarriers", shape(65, 512), &few, true, stamp, 1),
-        ("TooFewBarriers", shape((8, 9), 512), &few, true, stamp, 1),
         ("TooFewBarriers", shape(1, 512), &none, true, stamp, 1),
         ("TooFewBarriers", shape(1, 512), &negative, true, stamp, 1),
         // The LSA barriers of hybrid barriers count too.

@@ -108,11 +108,14 @@ pub enum LaunchRefusal {
         /// Blocks per cluster.
         cluster: Dim3,
     },
-    /// A kernel that communicates was launched with a multidimensional block.
+    /// A kernel that communicates was launched with a multidimensional grid or block.
     #[error(
-        "its block is {block}, but a kernel that takes a DevComm runs in one-dimensional blocks"
+        "its grid is {grid} and its block {block}, but of a kernel that takes a DevComm both have \
+         one dimension"
     )]
-    BlockNotOneDimensional {
+    NotOneDimensional {
+        /// Blocks of the grid.
+        grid: Dim3,
         /// Threads per block.
         block: Dim3,
     },

@@ -98,7 +98,7 @@ fn a_launch_that_would_hang_is_refused_before_the_driver_sees_it() {
             refusal(launch_store_count(&stream, config, (&dev, &window)))
         };
         assert!(matches!(launch(132 * 32 + 1, (64, 1)), LaunchRefusal::NotResident { .. }));
-        assert!(matches!(launch(1, (8, 8)), LaunchRefusal::BlockNotOneDimensional { .. }));
+        assert!(matches!(launch(1, (8, 8)), LaunchRefusal::NotOneDimensional { .. }));
         assert!(matches!(launch(0, (8, 1)), LaunchRefusal::Empty { .. }));
         assert_eq!(stream.context().resident_blocks::<store_count>(256, 0)?, 132 * 8);
         let short = comm.mem_alloc::<f32>(COUNT - 1)?;

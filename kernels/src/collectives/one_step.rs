@@ -141,8 +141,8 @@ unsafe fn exchange_of<C: OneStep, const N: usize>(
 }
 
 /// Waits for the previous launch. If the message is [long](is_long), and the launches are alone on
-/// the GPU, the next one may begin before the wait: its blocks take the room that blocks of this one
-/// leave. For a short message it would only delay the first loads.
+/// the GPU, the next one may begin before the wait: its blocks take the room that blocks of this
+/// one leave. For a short message it would only delay the first loads.
 #[track_caller]
 pub(super) fn wait_for_previous(memory: &LamportMemory, used: u32) {
     if memory.alone && is_long(used) {
