@@ -56,14 +56,14 @@
 //! whose lifetime only the caller knows. Four rules make the rest safe:
 //!
 //! * any thread may use what a rank creates: each call makes the rank's CUDA context current, NCCL
-//!   is called for one thread at a time per communicator, and a thread closes an object only if the
-//!   GPU does not use it, nor an operation that another thread is about to enqueue ([`Context`]
-//!   says more);
+//!   is called for one thread at a time per communicator, and a thread closes an object only if
+//!   neither the GPU uses it nor a call of another thread that has begun ([`Context`] says more);
 //! * memory, windows, device communicators, graphs and modules are freed only when this rank's
 //!   streams are idle. If the streams cannot become idle, because a rank is lost or a deadline was
 //!   missed, these resources are kept until the process ends;
 //! * what a rank writes to a peer by a launch or a put is within the peer's memory: windows know
-//!   their length on every rank, and where they do not, the call is `unsafe`;
+//!   their length on every rank, and a call with memory whose length on a peer is not known is
+//!   `unsafe`;
 //! * every wait checks the health of the job, so that a dead rank is an error and not a hang; and
 //!   a communicator that ends early first asks its kernels to exit, so that they do not wait
 //!   forever for a lost rank.
@@ -95,7 +95,7 @@ pub use communicator::{
     Signal, Signals, SymmetricBuffer, TeamMultimem, UniqueId, VendorValue, Versions,
     WaitSignalDesc, Window, WindowFlags, group, simulate,
 };
-/// The driver's bindings in use: streams and memory of cudarc's take part in this API.
+/// The crate by which the driver is called. Its streams and memory can be passed to this API.
 pub use cudarc;
 pub use devcomm_locate::{NcclVersion, NotFound};
 #[cfg(feature = "simulator")]

@@ -50,6 +50,7 @@
 //! # fn main() {}
 //! ```
 #![cfg_attr(target_arch = "nvptx64", no_std)]
+// cuda_builder compiles kernels by the stable compiler with `RUSTC_BOOTSTRAP=1`.
 #![cfg_attr(
     target_arch = "nvptx64",
     feature(asm_experimental_arch, core_float_math, f16, repr_simd, stdarch_nvptx),

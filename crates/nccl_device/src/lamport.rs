@@ -4,7 +4,8 @@
 //! A *slot* is 16 bytes of a rank's memory that is [`EMPTY`] until a peer stores a vector there.
 //! The sender replaces a word of the vector that is [`EMPTY`] by 0, which changes at most the sign
 //! of a zero; so a slot with no such word has arrived whole, and all its bytes are payload. No
-//! barrier or fence is needed, and a message takes one-way latency.
+//! barrier or fence is needed, since nothing but the message itself is read because of it, and it
+//! takes one-way latency.
 //!
 //! Two *banks* of slots take turns: a launch uses one, and the thread that has received a message
 //! empties its slot, which another message reaches two launches later.
@@ -12,9 +13,10 @@
 //! # What a session requires
 //!
 //! In every launch each rank sends at least one vector to every peer, and receives every vector
-//! that was sent to it: then a rank that begins a launch has a message of each peer's last launch,
-//! so that the launch before that one has ended in the peer, and its slots are empty. Any other
-//! message that each peer sends in every launch will do too.
+//! that was sent to it: a rank that begins launch `n` has messages of every peer's launch `n - 1`,
+//! so that the peer's launch `n - 2` has ended. The end of that kernel, not the messages, orders
+//! its stores to the peer's slots, which are empty, before this rank's. Any other message that each
+//! peer sends in every launch will do too.
 //!
 //! A launch may be two kernels, of which the first one sends and the second one receives: then only
 //! the second one ends the session.
@@ -75,7 +77,7 @@ use crate::flag::is_last_block;
 use crate::wait::{Deadline, finish, poll};
 use crate::{Coop, DevComm, LsaPtr, Window};
 
-/// The number of ranks `N` of types for a number that is known only when the kernel runs.
+/// The value of `N` if the number of ranks is known only when the kernel runs.
 pub const ANY_RANKS: usize = 0;
 
 /// Banks of slots.
@@ -150,8 +152,8 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     ///
     /// # Safety
     ///
-    /// One launch at a time uses the memory, all ranks with the same arguments. All threads of the
-    /// grid call this, and one coop of each block [`Lamport::end`].
+    /// One launch at a time uses the memory, the same one in all ranks. Each thread that sends or
+    /// receives calls this or [`join`](Self::join), and one coop of each block [`Lamport::end`].
     #[track_caller]
     pub unsafe fn begin(self, used: u32) -> Lamport<'a, N> {
         assert!(used <= self.capacity, "a launch uses more slots than there are");
@@ -479,12 +481,12 @@ impl<const N: usize> Lamport<'_, N> {
     /// # Safety
     ///
     /// The threads of the coop call this together, one coop of each block and once per launch,
-    /// after a barrier of all threads of the block that follows their first [`send`](Self::send)
-    /// or, of threads that send nothing, their last [`receive`](Self::receive).
+    /// after a barrier by which each thread of the block that uses the session has sent or received
+    /// a message: it has then loaded the number of the launch, which the last block's call changes.
     #[track_caller]
     pub unsafe fn end(&self, coop: Coop) {
-        // SAFETY: the caller's contract. The order is relaxed, since the block's threads have used
-        // the number of the launch.
+        // SAFETY: the caller's contract. Relaxed is enough: the threads have loaded the number of
+        // the launch, as they have sent to, or loaded from, addresses made of it.
         unsafe {
             let state = self.slots.state;
             let ended = state.add(ENDED);

@@ -12,18 +12,19 @@
 //! # Why it cannot deadlock
 //!
 //! A block waits only for messages of the peers' blocks with its index, which compute the same
-//! tiles. Warps that send wait for nothing outside their block before they have sent all parts, and
-//! never for warps that wait for messages. If the owners store the sums to every rank, the blocks
-//! of an index wait for each other at a barrier when they begin and when they end. When they begin,
-//! only one warp, which has no other work, waits at it; the other warps wait for that warp before
-//! they add.
+//! tiles; all blocks of a launch are resident, as the host checks, so that these run. Warps that
+//! send wait for nothing outside their block before they have sent all parts, and never for warps
+//! that wait for messages. If the owners store the sums to every rank, the blocks of an index wait
+//! for each other at a barrier when they begin and when they end. When they begin, only one warp,
+//! which has no other work, waits at it; the other warps wait for that warp before they add.
 //!
 //! # Why a slot is empty when a peer writes it
 //!
 //! The receiver empties a slot as soon as it has read it, and the peer writes that slot again two
 //! launches later. A rank that begins a launch has received all of the peers' messages of the
 //! previous one. So the peers have begun that launch, and have ended the one before it: no rank is
-//! two launches ahead. If a rank receives no message from some peer, the barriers ensure the same.
+//! two launches ahead. With owners of tiles a rank may receive nothing from some peer: then the
+//! barrier at the end of the previous launch shows that the peer has begun it.
 //!
 //! The guide's chapter about fused kernels has an example.
 
@@ -90,7 +91,8 @@ pub struct PeerTiles<'a, O, const N: usize> {
 pub struct PeerColumn {
     /// The index in C of the vector in the tile's first row.
     first: u32,
-    /// The number of the matrix's rows from the tile's first row on.
+    /// The number of the matrix's rows from the tile's first row on. The tile's rows have one
+    /// owner, so that C has them, too.
     left: u32,
     /// Whether C has the column.
     is_stored: bool,
@@ -255,8 +257,9 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
         }
     }
 
-    /// Signals that warp `warp` of the block, below 16, has sent its parts of `tiles` tiles, and
-    /// that the parts it [keeps](Self::keep) are stored. One lane calls it.
+    /// Signals that warp `warp` of the block, below 16, has stored the parts that it
+    /// [keeps](Self::keep) of its first `tiles` tiles in this launch. One lane calls it, after the
+    /// wait for the end of these stores; messages may still be on their way.
     #[track_caller]
     pub fn stored(&self, warp: u32, tiles: u32) {
         debug_assert!(warp < WARPS as u32);

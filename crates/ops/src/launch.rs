@@ -1,4 +1,5 @@
-//! The launch of a kernel by code that is generic over kernels.
+//! The launch of a kernel by code that is generic over kernels: `K: LaunchWith<A>` says that `A`
+//! are arguments of `K`, without a name for the type of its arguments.
 
 use devcomm_host::{KernelsOn, LaunchConfig, Result};
 use devcomm_types::{Kernel, LaunchArgs, LaunchTarget};

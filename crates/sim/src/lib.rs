@@ -34,8 +34,9 @@
 //! Two accesses to the same memory, one of them a write, that no synchronisation orders by PTX's
 //! memory model, are an error ([`Error::Race`]) that names both: kernel, rank, block, thread and
 //! line. The detection covers kernels, asynchronous copies, `wgmma`, GIN, streams, graphs,
-//! collectives and copies of the host, and finds most races in any order of execution. Host threads
-//! are ordered by what they wait for ([`Machine::exchange`]). With [`Simulation::weak`], atomic
+//! collectives and copies of the host, and finds most races whatever the schedule. The work that a
+//! host thread enqueues is ordered after another thread's only if that thread had waited for it
+//! before the two met ([`Machine::exchange`]). With [`Simulation::weak`], atomic
 //! loads see old values, and copies read their source and write their target late.
 //!
 //! # Time

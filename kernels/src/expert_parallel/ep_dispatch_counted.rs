@@ -112,11 +112,13 @@ impl<T: Rows> Dispatch<'_, T> {
         // SAFETY: the kernel's caller guarantees the memory. All threads of the block are here, and
         // barriers separate the places of two batches.
         unsafe {
-            let mut results = self.places.find(first as u32);
+            // This waits until all ranks have told their counts: then each has begun this launch,
+            // and its memory may be written.
+            let mut results_before = self.places.find(first as u32);
             for first in Strided::new(first as u32, end, BATCH) {
                 let batch = BATCH.min(end - first);
                 if thread::thread_idx_x() < warp::WARP_SIZE {
-                    results = self.places.give(first, batch, results);
+                    results_before = self.places.give(first, batch, results_before);
                 }
                 thread::sync_threads();
                 for part in Parts::new(self.places.shape.vectors).of_block(0, batch) {
@@ -133,7 +135,8 @@ impl<T: Rows> Dispatch<'_, T> {
     unsafe fn store<const VECTORS: usize>(&self, first: u32, part: Part<VECTORS>) {
         let Places { team, memory, tokens, .. } = &self.places;
         let token = first + part.row;
-        // SAFETY: the token has its places, where only this warp stores the part.
+        // SAFETY: the token has its places, lane `k` that of the `k`-th expert, where only this
+        // warp stores the part.
         unsafe {
             let row = rows::load::<T, VECTORS>(tokens.input, part, token as usize);
             let placed = self.places.placed(part.row);

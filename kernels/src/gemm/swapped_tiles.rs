@@ -104,6 +104,8 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         if column >= n {
             (column - before, 0)
         } else if before % WARPGROUP_N <= S::DEPTH * S::M {
+            // The last warpgroup reads `before % 64` rows beyond those of B: rows of A, if that
+            // many follow in the stage.
             (column - before, before)
         } else {
             (column, 0)
@@ -122,8 +124,8 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         self.memory.tile(stage * S::STAGE + 128 * rows)
     }
 
-    /// Returns whether `sums` become a warpgroup's sums of all terms, as they do in the last block
-    /// of a tile's slices.
+    /// Returns whether `sums` become a warpgroup's sums of all terms, as they do in the block that
+    /// is the last one to have the sums of its slice.
     ///
     /// # Safety
     ///
@@ -158,7 +160,7 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     pub(super) unsafe fn send(&self, sums: &[f32], split: u32) {
         if self.division.sums == 0 {
             // After this, all stages of all blocks have been read.
-            // SAFETY: all threads of the cluster call this, the loading warps in `loaded`.
+            // SAFETY: all threads of the cluster call this, those that load in `Product::loaded`.
             unsafe { cluster::sync_relaxed() };
         } else if split > 0 {
             self.drained.wait((split - 1) % 2);
@@ -168,7 +170,7 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         while i < S::M / 8 {
             let value = Vec16::<f32>::from_bits(four(sums, i).map(f32::to_bits));
             let slot = self.slot(self.schedule.rank, eight);
-            // SAFETY: each thread has slots of its own in each block, which no thread reads.
+            // SAFETY: each thread has slots of its own in each block, whose last sums were read.
             unsafe {
                 if block == self.schedule.rank {
                     self.memory.write(slot, value);

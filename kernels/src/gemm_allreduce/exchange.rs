@@ -1,4 +1,5 @@
-//! The exchange of sums: partial sums to a strip's owner, results to all ranks.
+//! The exchange of sums: partial sums to a strip's owner, results to all ranks. The [parent
+//! module](super) says why no wait is a deadlock, and when slots and a peer's C may be written.
 //!
 //! Partial sums are exchanged as [`Partial`]s, in the layout of the tensor cores' results: in
 //! *fragments* of 16 rows and 8 columns, of which each lane of a warp has four elements. A vector
@@ -156,6 +157,7 @@ impl<'a, W: Partial> Exchange<'a, W> {
         }
         thread::named_barrier_sync(barrier, 128);
         if rank == 0 {
+            // The release covers the stores of all 128 threads, which precede the barrier.
             let flag = self.flag(strip, self.team.rank);
             flag.post(Coop::thread(), self.owner(strip), self.epoch);
         }

@@ -18,7 +18,7 @@ pub struct Schedule {
     pub cluster: u32,
     /// The number of clusters.
     pub clusters: u32,
-    /// The block's rank in its cluster.
+    /// The block's place among the `splits` blocks of a split tile.
     pub rank: u32,
     /// The blocks over which a tile is split, a power of two.
     pub splits: u32,
