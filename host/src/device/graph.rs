@@ -60,7 +60,9 @@ struct Exec {
     handle: GraphExecHandle,
     /// Kept because some drivers refer to it from the executable graph.
     _graph: GraphHandle,
+    /// The communicators whose operations it has.
     communicators: Vec<Arc<dyn Issuer>>,
+    /// The first kernel with each device communicator, and the abort flag.
     kernels: Vec<(&'static str, Arc<AbortFlag>)>,
     /// The communicators of kernels' arguments.
     kernel_communicators: Vec<Arc<dyn Issuer>>,
@@ -150,7 +152,7 @@ impl Drop for OpenCapture<'_> {
     fn drop(&mut self) {
         let context = self.stream.context();
         if self.has_begun {
-            let _ = context.cuda().bind();
+            context.bind_to_free();
             let _ = self.stream.handle().end_capture();
         }
         // This may free memory, which is refused during a capture.
@@ -176,6 +178,7 @@ impl Graph {
         let _enqueue = stream.begin_enqueue("the launch of a graph")?;
         let exec = self.inner.exec.lock();
         let exec = exec.as_ref().filter(|_| self.inner.is_open());
+        // For the message; 0 outside of a world.
         let rank = context.rank().unwrap_or(0);
         let exec = exec.ok_or(StateError::Closed { what: self.inner.name(), rank })?;
         for communicator in exec.communicators.iter().chain(&exec.kernel_communicators) {
@@ -260,7 +263,7 @@ impl Resource for Inner {
 impl Inner {
     /// Destroys the executable graph, and then drops what it has held. The streams are idle.
     fn drop_exec(&self) {
-        let _ = self.context.cuda().bind();
+        self.context.bind_to_free();
         let Some(mut exec) = self.exec.lock().take() else { return };
         let hold = exec.hold.take();
         drop(exec);

@@ -48,6 +48,7 @@ impl FunctionInfo {
             max_threads_per_block: self.max_threads_per_block.min(other.max_threads_per_block),
             static_shared: self.static_shared.max(other.static_shared),
             local: self.local.max(other.local),
+            // All entries of a kernel fix the same cluster, or none.
             cluster: self.cluster.or(other.cluster),
         }
     }
@@ -173,6 +174,7 @@ pub(crate) fn check_communicating(
     if let Some(kernel) = stamp.filter(|kernel| *kernel != layout) {
         return Err(LaunchRefusal::DevCommVersion { kernel, dev_comm: layout });
     }
+    // NCCL's device code numbers the threads of a block by `threadIdx.x`.
     let block = config.block;
     if (block.y, block.z) != (1, 1) {
         return Err(LaunchRefusal::BlockNotOneDimensional { block });
@@ -183,6 +185,8 @@ pub(crate) fn check_communicating(
     if lsa_barriers && blocks > barriers {
         return Err(LaunchRefusal::TooFewBarriers { blocks, barriers });
     }
+    // A block waits for other ranks' blocks, which may wait for any block of this grid: one that
+    // begins only after another has ended would never begin.
     let multiprocessors = device.multiprocessors;
     let resident = u64::from(multiprocessors) * u64::from(per_multiprocessor);
     if blocks > resident {
