@@ -29,11 +29,11 @@ const END: &str = "ncclGroupEnd";
 /// The state of a deferred call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallState {
-    /// It is not made yet: its group is still open.
+    /// Not made yet: its group is still open.
     Deferred,
-    /// It has succeeded; a non-blocking communicator may still be in progress.
+    /// Successful; a non-blocking communicator may still be in progress.
     Made,
-    /// It has failed, or was never made.
+    /// Failed, or never made.
     Failed,
 }
 
