@@ -79,8 +79,8 @@ impl Stream {
     /// Captures the work that `f` enqueues to this stream, and to streams that wait for its events,
     /// instead of running it. All ranks must capture the same operations.
     ///
-    /// During the capture, waits, copies from or to the host, allocations and registrations on this
-    /// rank's GPU fail with [`StateError::Capturing`].
+    /// During the capture, waits, copies from or to the host, allocations, registrations and
+    /// launches of graphs on this rank's GPU fail with [`StateError::Capturing`].
     ///
     /// # Errors
     ///
@@ -165,15 +165,17 @@ impl Graph {
     ///
     /// # Errors
     ///
-    /// [`StateError::Closed`]; [`StateError::CommunicatorEnded`]; [`LaunchError::Refused`] when the
-    /// device communicator of a kernel in it was aborted or closed; [`Error::InvalidInput`] for a
-    /// stream of another context; [`WorldError::RankLost`](crate::WorldError::RankLost); the
-    /// driver's errors.
+    /// [`StateError::Closed`]; [`StateError::CommunicatorEnded`]; [`StateError::Capturing`];
+    /// [`LaunchError::Refused`] when the device communicator of a kernel in it was aborted or
+    /// closed; [`Error::InvalidInput`] for a stream of another context;
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost); the driver's errors.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         let context = &self.inner.context;
         if !stream.context().is(context) {
             return Err(Error::invalid("a graph is launched to a stream of another context"));
         }
+        // A graph that is being captured would not keep what this one uses.
+        context.refuse_capturing("a graph is launched")?;
         context.check_health()?;
         let _enqueue = stream.begin_enqueue("the launch of a graph")?;
         let exec = self.inner.exec.lock();
