@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Communicator;
+use super::end::REVOKE_FLAGS;
 use super::handle::{Handle, Status};
 use crate::device::issuer::Issuer;
 use crate::error::{Error, Result, StateError};
@@ -98,7 +99,7 @@ fn stop(handle: &Handle) {
     let Some(comm) = handle.to_be_aborted() else { return };
     // SAFETY: only this thread frees the communicator, later; NCCL allows a revocation during a
     // call: its purpose is to end running calls.
-    let stopped = unsafe { calls::comm_revoke(comm, 0).make(handle.nccl()) };
+    let stopped = unsafe { calls::comm_revoke(comm, REVOKE_FLAGS).make(handle.nccl()) };
     let rank = handle.rank();
     let stopped = stopped.and_then(|code| handle.nccl().check("ncclCommRevoke", code, Some(rank)));
     if let Err(error) = stopped {

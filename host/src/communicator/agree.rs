@@ -55,7 +55,7 @@ impl Communicator {
             .map(|(own, _)| own)
     }
 
-    /// Sends bytes to all ranks, and returns what each sent.
+    /// Sends `values` to all ranks, and returns those of each rank, in rank order.
     ///
     /// # Errors
     ///
@@ -131,6 +131,7 @@ impl CollectiveCall<'_> {
         let terms = Terms { call, options: &options, failure: own.as_ref().err() };
         let values = own.as_ref().map_or(&[][..], |(_, values)| values);
         let all = communicator.exchange(terms, values);
+        // This rank's own error says more than that of the exchange, which it has caused.
         let (own, _) = own?;
         Ok((own, all?))
     }

@@ -220,7 +220,8 @@ fn same_length(operation: &str, send: usize, recv: usize) -> Result<()> {
     Err(Error::invalid(format!("lengths must match: {operation} from {send} elements to {recv}")))
 }
 
-/// Fails for buffers that overlap, unless `send` begins at element `place` of `recv`.
+/// Fails for buffers that overlap, unless `send` begins at element `place` of `recv`: negative
+/// where `recv` is a chunk of `send`, and `None` for an operation that does not work in place.
 fn require_place<T, U>(
     operation: &str,
     send: &DeviceSlice<T>,
@@ -258,7 +259,8 @@ impl<'a> Configured<'a> {
         )))
     }
 
-    /// Returns where this rank's chunk of `len` elements begins, among those of all ranks.
+    /// Returns where this rank's chunk of `len` elements begins, among those of all ranks. The
+    /// product does not overflow: [`require_chunks`](Self::require_chunks) has accepted `len`.
     fn chunk_at(&self, len: usize) -> Option<isize> {
         isize::try_from(self.communicator.rank() * len).ok()
     }
@@ -414,7 +416,8 @@ impl<'a> Operation<'a> {
         Ok(self)
     }
 
-    /// Replaces the average of floats by a sum of products, which is how NCCL computes it anyway.
+    /// Replaces the average of floats, except `f64`, by a sum of products, which is how NCCL
+    /// computes it anyway.
     /// For an all-reduce of windows NCCL looks for a symmetric kernel of the average, and has none:
     /// the call fails with "invalid device function" (2.32.3).
     fn averages_by_product(mut self) -> Result<Self> {

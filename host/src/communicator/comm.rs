@@ -316,13 +316,13 @@ impl Owner for Inner {
 impl Inner {
     pub(super) fn add(&self, tracked: Tracked) {
         let mut resources = self.resources.lock();
+        // Kept until the lock is released: the drop of the last reference may wait for the GPU.
         let objects: Vec<_> = resources.iter().map(Tracked::object).collect();
         let mut is_open = objects.iter().map(|object| object.as_ref().is_some_and(|o| o.is_open()));
         let closed: Vec<_> =
             resources.extract_if(.., |_| !is_open.next().unwrap_or_default()).collect();
         resources.push(tracked);
         drop(resources);
-        // This may drop the memory that they owned.
         drop((closed, objects));
     }
 }

@@ -43,6 +43,8 @@ impl NewComm<'_> {
         Ok(self.communicator(CommSlot::new(comm), end))
     }
 
+    /// Returns the communicator with NCCL's handle in `slot`, known to its context and, if this
+    /// crate ends it, aborted when a rank is lost.
     pub(super) fn communicator(self, slot: CommSlot, end: End) -> Communicator {
         let Self { library, context, rank, n_ranks, peers, blocking } = self;
         tracing::debug!(rank, n_ranks, gpu = context.ordinal(), "joined a communicator");
@@ -111,7 +113,7 @@ impl Communicator {
     /// # Errors
     ///
     /// The errors are those of [`init_rank`](Self::init_rank); also [`Error::InvalidInput`] without
-    /// any id.
+    /// any id, and for more ids than ranks.
     #[doc(alias = "ncclCommInitRankScalable")]
     pub fn init_rank_scalable(
         library: &Library,
@@ -124,6 +126,8 @@ impl Communicator {
         Self::join(library, context, ids, rank, n_ranks, config, None)
     }
 
+    /// Does the same as [`init_rank_scalable`](Self::init_rank_scalable); the ranks exchange on the
+    /// host over `peers`.
     pub(crate) fn join(
         library: &Library,
         context: &Context,
@@ -221,9 +225,12 @@ impl Communicator {
             return Err(Error::invalid("the communicator is NULL"));
         }
         let slot = CommSlot::from_raw(raw);
+        // Only NCCL knows the rank. Whether calls block is not known: the communicator is polled,
+        // which is right for both.
         let new = NewComm { library, context, rank: 0, n_ranks: 1, peers: None, blocking: false };
         let foreign = new.communicator(slot, End::Foreign);
         let (rank, n_ranks, device) = foreign.identity()?;
+        // NCCL's numbers are not negative.
         let (rank, n_ranks) = (rank.unsigned_abs() as usize, n_ranks.unsigned_abs() as usize);
         if usize::try_from(device) != Ok(context.ordinal()) {
             return Err(Error::invalid(format!(
@@ -237,7 +244,7 @@ impl Communicator {
     }
 }
 
-/// Makes a call that needs no communicator, with the context current.
+/// Makes a call that needs no communicator, with the context current. `rank` is for its errors.
 pub(super) fn perform(library: &Library, context: &Context, rank: usize, call: Call) -> Result<()> {
     if library.nccl().machine().is_simulated() != context.machine().is_simulated() {
         return Err(Error::invalid("one of NCCL and the GPU is simulated, the other is not"));
@@ -273,6 +280,7 @@ pub(super) fn rank_of(rank: usize, n_ranks: usize) -> Result<c_int> {
     number.ok_or_else(|| Error::invalid(format!("rank {rank} is not one of {n_ranks} ranks")))
 }
 
+/// Returns `value` as NCCL's int.
 pub(super) fn number(value: usize) -> Result<c_int> {
     c_int::try_from(value).map_err(|_| Error::invalid(format!("{value} does not fit NCCL's int")))
 }

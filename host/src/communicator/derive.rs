@@ -206,7 +206,9 @@ impl Communicator {
         };
         let id = id.map(|id| id.0);
         let call = |comm, out| calls::grow(Some(comm), c_n_ranks, id, SAME_RANK, out, lowered);
-        let grown = self.derive(&[Status::Live], None, config, call)?;
+        // The new ranks do not take part in the host exchange.
+        let peers = None;
+        let grown = self.derive(&[Status::Live], peers, config, call)?;
         grown.ok_or_else(|| none_created(self.rank(), "ncclCommGrow"))
     }
 
@@ -265,7 +267,8 @@ impl Communicator {
             return made.map(|()| None);
         };
         let (library, context) = (self.library(), self.context());
-        // A child inherits the parent's setting if `config` does not set it.
+        // A child inherits the parent's setting if `config` does not set it. Where `config` does,
+        // a blocking child may count as non-blocking: it is polled, and always ready.
         let blocking = config.is_blocking() && self.inner.handle.is_blocking();
         // Only NCCL knows the new rank.
         let new = NewComm { library, context, rank: 0, n_ranks: 1, peers: None, blocking };
@@ -273,6 +276,7 @@ impl Communicator {
         let ready = made.and_then(|()| unready.0.wait_until_ready(operation));
         let (rank, n_ranks, _) = ready.and_then(|()| unready.0.identity())?;
         unready.disarm();
+        // NCCL's numbers are not negative.
         let (rank, n_ranks) = (rank.unsigned_abs() as usize, n_ranks.unsigned_abs() as usize);
         let new = NewComm { library, context, rank, n_ranks, peers, blocking };
         Ok(Some(new.communicator(CommSlot::new(comm), End::Together)))
@@ -283,7 +287,7 @@ impl Communicator {
 struct Unready(Communicator);
 
 impl Unready {
-    /// Leaves the communicator to another handle.
+    /// Leaves the communicator to another handle: an abort of a destroyed one does nothing.
     fn disarm(self) {
         self.0.handle().set_status(Status::Destroyed);
     }

@@ -112,7 +112,8 @@ impl Communicator {
         stream.named().unwrap_or_else(default)
     }
 
-    /// Returns the communicator's address for a call that may be deferred.
+    /// Returns the communicator's address for a call that is made later, after another
+    /// [`enter`](Handle::enter), which fails if the communicator has ended meanwhile.
     fn comm(&self) -> Result<CommPtr> {
         Ok(self.inner.handle.enter(&[Status::Live])?.comm())
     }
@@ -126,7 +127,8 @@ impl Communicator {
         terms: &str,
         call: impl FnOnce(CommPtr) -> Call,
     ) -> Result<()> {
-        self.start(stream, uses, terms, call, false)
+        let compares = false;
+        self.start(stream, uses, terms, call, compares)
     }
 
     /// Does the same as [`enqueue`](Self::enqueue), for a collective: in a checked world, the ranks
@@ -261,6 +263,7 @@ impl Communicator {
         entered.perform(call(entered.comm()))
     }
 
+    /// Makes a call that closes a resource, now.
     pub(super) fn release(&self, call: impl FnOnce(CommPtr) -> Call) -> Result<()> {
         self.inner.handle.release(call)
     }
@@ -277,6 +280,7 @@ impl Communicator {
         Ok(out.get())
     }
 
+    /// Does the same as [`Inner::perform_watched`], unless a group is open or a rank is lost.
     pub(super) fn perform_watched(&self, entered: &Entered<'_>, call: Call) -> Result<()> {
         refuse_inside(call.operation)?;
         self.bind()?;

@@ -15,6 +15,8 @@ use crate::sys::nccl::calls;
 
 /// NCCL: `NCCL_SUSPEND_MEM`.
 pub(crate) const SUSPEND_MEMORY: i32 = 1;
+/// The flags of `ncclCommRevoke`, for which NCCL defines none.
+pub(super) const REVOKE_FLAGS: i32 = 0;
 
 impl Communicator {
     /// Closes what was created from the communicator, as [`destroy`](Self::destroy) does, and
@@ -104,7 +106,7 @@ impl Communicator {
     #[doc(alias = "ncclCommRevoke")]
     pub fn revoke(&self) -> Result<()> {
         let entered = self.inner.handle.enter(&[Status::Live])?;
-        self.perform_watched(&entered, calls::comm_revoke(entered.comm(), 0))?;
+        self.perform_watched(&entered, calls::comm_revoke(entered.comm(), REVOKE_FLAGS))?;
         self.inner.handle.set_status(Status::Revoked);
         drop(entered);
         self.wait_until_ready("ncclCommRevoke")
@@ -183,10 +185,11 @@ impl Inner {
         }
         self.resume_to_end()?;
         let status = self.handle.status();
-        let finalized = matches!(status, Status::Finalized | Status::Revoked);
+        // NCCL refuses to finalize a revoked communicator, and destroys it without that.
+        let needs_finalize = !matches!(status, Status::Finalized | Status::Revoked);
         // All ranks have come to the end, and the work of each has ended.
         let is_together = self.end == End::Together && status != Status::Revoked;
-        if !finalized
+        if needs_finalize
             && self.end == End::Together
             && let Err(error) = self.finalize_only()
         {
@@ -278,7 +281,7 @@ impl Drop for Inner {
             return;
         }
         if self.handle.status() >= Status::Destroyed {
-            // The context ends later than an abort in progress.
+            // Waits for an abort in progress, which uses the context.
             return abort_and_log(&self.handle);
         }
         if self.end == End::Foreign
@@ -297,7 +300,7 @@ impl Drop for Inner {
         if !lost && !self.context.can_free("the communicator") {
             return;
         }
-        let _ = self.context.cuda().bind();
+        self.context.bind_to_free();
         if !lost {
             // The communicator owns the resources that are left.
             log(self.resume_to_end());

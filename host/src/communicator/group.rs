@@ -29,9 +29,11 @@ const END: &str = "ncclGroupEnd";
 /// The state of a deferred call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallState {
-    /// The group is still open.
+    /// Not made yet: its group is still open.
     Deferred,
+    /// Successful; a non-blocking communicator may still be in progress.
     Made,
+    /// Failed, or never made.
     Failed,
 }
 
@@ -196,8 +198,10 @@ impl Drop for Open {
     fn drop(&mut self) {
         let dropped = RECORDING.with_borrow_mut(|recording| {
             let Some(open) = recording.as_mut() else { return Vec::new() };
+            // `new` has pushed it. A group inside this one drops only calls of its own, so that the
+            // list is not shorter than when this one began.
             let begun_at = open.begun_at.pop().unwrap_or(0);
-            let dropped = open.deferred.split_off(begun_at.min(open.deferred.len()));
+            let dropped = open.deferred.split_off(begun_at);
             set_deferred(open.deferred.iter().filter_map(|deferred| deferred.stream.clone()));
             if open.begun_at.is_empty() {
                 set_open(false);
@@ -216,6 +220,7 @@ pub(super) fn defer(deferred: DeferredCall) {
     deferred.stream.iter().for_each(add_deferred);
     RECORDING.with_borrow_mut(|recording| match recording {
         Some(open) => open.deferred.push(deferred),
+        // Callers have found a group open.
         None => deferred.state.set(CallState::Failed),
     });
 }

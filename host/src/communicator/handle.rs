@@ -22,7 +22,8 @@ use crate::sys::nccl::Nccl;
 use crate::sys::nccl::call::{Call, CommPtr, CommSlot, Out};
 use crate::sys::nccl::calls;
 
-/// The state of a communicator, which limits the calls that it accepts.
+/// The state of a communicator, which limits the calls that it accepts. They are ordered: it has
+/// ended from `Destroyed` on, and never leaves these two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum Status {
@@ -79,7 +80,7 @@ pub(crate) struct Handle {
     left_ranks_waiting: AtomicBool,
     /// What other ranks may use until the communicator ends on all ranks.
     kept: Mutex<Vec<KeptUntilEnd>>,
-    /// The operators that average, by type. They end with the communicator.
+    /// NCCL's numbers of the operators that average, by type. They end with the communicator.
     averages: Mutex<Vec<(DataType, c_int)>>,
 }
 
@@ -137,7 +138,8 @@ impl Handle {
     }
 
     pub(crate) fn status(&self) -> Status {
-        Status::ALL[usize::from(self.status.load(Ordering::Acquire)).min(5)]
+        // Only statuses are stored.
+        Status::ALL[usize::from(self.status.load(Ordering::Acquire))]
     }
 
     /// Changes the status, unless the communicator has ended; returns whether it did.
@@ -187,6 +189,8 @@ impl Handle {
 
     /// Takes the communicator to destroy it; `None` if it has ended already.
     pub(crate) fn take_to_destroy(&self) -> Result<Option<CommPtr>> {
+        // A call on another thread that has not returned is not in the way: when its caller gives
+        // up the wait and unlocks, it has begun an abort.
         let _busy = self.busy.lock(self.machine(), None, || Ok(()))?;
         // An abort that has begun ends it.
         Ok(self.set_status(Status::Destroyed).then(|| self.slot.take()).flatten())
@@ -221,6 +225,7 @@ impl Handle {
     /// the process runs: a rank is lost, or an abort has ended a kernel while it waited for other
     /// ranks. These ranks may count this one as arrived when they come.
     pub(crate) fn may_peers_access_forever(&self) -> bool {
+        // Remembered, because the flags are dropped with their device communicators.
         if self.flags.have_ended_waits() {
             self.left_ranks_waiting.store(true, Ordering::Release);
         }
@@ -362,6 +367,7 @@ impl Entered<'_> {
     /// Keeps the communicator, whose handle is `handle`, for a call on another thread.
     pub(crate) fn begin_off_thread(&self, handle: &Arc<Handle>) -> OffThreadCall {
         debug_assert!(std::ptr::eq(self.handle, Arc::as_ptr(handle)));
+        // `take_unused` reads it with the lock that `self` holds.
         handle.calls.fetch_add(1, Ordering::Relaxed);
         OffThreadCall(Arc::clone(handle))
     }

@@ -25,6 +25,7 @@ const MIN_KEY_BYTES: usize = 32;
 /// The libraries that were loaded here.
 static LOADED: Mutex<BTreeMap<PathBuf, Library>> = Mutex::new(BTreeMap::new());
 
+/// Why a tree is not used, in the list of [`NcclError::NotFound`].
 const NO_LIBRARY: &str = "it has no lib/libnccl.so.2";
 
 /// The 128 opaque bytes with which the ranks of one communicator find each other, created by one
@@ -312,7 +313,7 @@ fn loaded_by_others() -> Option<PathBuf> {
     if let Some(path) = file_of_global(c"ncclGetVersion") {
         return Some(canonical(&path));
     }
-    // Locked while a library is loaded and perhaps unloaded again.
+    // Locked, because `load_real` maps a library before it is in the list.
     let own = LOADED.lock();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     // A line ends with the path of the mapped file, and says whether that was deleted since.

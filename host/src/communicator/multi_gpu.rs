@@ -167,6 +167,8 @@ impl MultiGpu {
         self.streams.iter().try_for_each(Stream::synchronize)
     }
 
+    /// Runs `f` for every GPU, in one group; fails unless each of the `lists` of buffers, of which
+    /// these are the lengths, has one per GPU.
     fn each(
         &self,
         lists: &[usize],

@@ -185,10 +185,10 @@ impl Communicator {
         }
         let raw = |desc: &WaitSignalDesc| {
             Ok(RawWaitSignal {
-                op_count: index(desc.count, "count of signals")?,
+                op_count: int(desc.count, "count of signals")?,
                 peer: self.peer(desc.peer)?,
-                signal_index: index(desc.index, "signal index")?,
-                context: index(desc.context, "context index")?,
+                signal_index: int(desc.index, "signal index")?,
+                context: int(desc.context, "context index")?,
             })
         };
         let waits = signals.iter().map(raw).collect::<Result<Vec<_>>>()?;
@@ -202,13 +202,13 @@ impl Communicator {
 
     fn target(&self, to: Signal) -> Result<Target> {
         let peer = self.peer(to.peer)?;
-        let (signal, context) =
-            (index(to.index, "signal index")?, index(to.context, "context index")?);
+        let (signal, context) = (int(to.index, "signal index")?, int(to.context, "context index")?);
         Ok(Target { peer, signal, context })
     }
 }
 
-fn index(value: u32, what: &str) -> Result<c_int> {
+/// Returns `value` as NCCL's int.
+fn int(value: u32, what: &str) -> Result<c_int> {
     c_int::try_from(value)
         .map_err(|_| Error::invalid(format!("{what} {value} does not fit NCCL's int")))
 }

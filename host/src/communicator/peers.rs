@@ -77,7 +77,8 @@ struct Sent {
 /// The most bytes of a failure's text that are sent.
 const MOST_TEXT: usize = 4096;
 
-/// Returns the contribution to an exchange: what the rank says of its call, and its bytes.
+/// Returns the contribution to an exchange: what the rank says of its call, and its bytes. Before
+/// them are the lengths of the call's name and of [`Sent`] in JSON, 32 bits each, little-endian.
 pub(crate) fn contribution<'a>(terms: impl Into<Terms<'a>>, bytes: &[u8]) -> Vec<u8> {
     let Terms { call, options, failure } = terms.into();
     let sent = if options.is_empty() && failure.is_none() {
@@ -88,6 +89,7 @@ pub(crate) fn contribution<'a>(terms: impl Into<Terms<'a>>, bytes: &[u8]) -> Vec
             text.truncate(text.floor_char_boundary(MOST_TEXT));
             (text, error.is_hardware())
         });
+        // Strings and a bool always have a JSON form.
         serde_json::to_vec(&Sent { options: options.to_vec(), failure }).unwrap_or_default()
     };
     let lengths = [call.len(), sent.len()].map(|length| (length as u32).to_le_bytes());
@@ -181,6 +183,7 @@ pub(crate) fn read<T: Pod>(rank: usize, bytes: &[u8]) -> Result<Vec<T>> {
     if bytes.is_empty() {
         return Ok(Vec::new());
     }
+    // `None` if a `T` has no bytes.
     if bytes.len().checked_rem(size_of::<T>()) != Some(0) {
         return Err(Error::invalid(format!(
             "rank {rank} sent {} bytes, which is not a multiple of {} bytes; all ranks use the \

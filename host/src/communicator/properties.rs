@@ -62,11 +62,13 @@ impl Properties {
     /// Returns the number of ranks of an LSA team, which is the same for all teams.
     #[must_use]
     pub fn lsa_size(&self) -> usize {
+        // Never 0, whatever NCCL has reported: callers divide by it.
         (self.n_ranks / self.n_lsa_teams.max(1)).max(1)
     }
 
     /// Returns the team of all ranks, with this rank's index in it.
     pub(crate) fn world_team(&self) -> Team {
+        // These were NCCL's ints.
         let int = |value: usize| i32::try_from(value).unwrap_or(i32::MAX);
         Team { n_ranks: int(self.n_ranks), rank: int(self.rank), stride: 1 }
     }
@@ -88,6 +90,7 @@ impl Properties {
 
 impl From<CommProperties> for Properties {
     fn from(raw: CommProperties) -> Self {
+        // NCCL's counts are not negative.
         let count = |value: i32| usize::try_from(value).unwrap_or(0);
         Self {
             rank: count(raw.rank),

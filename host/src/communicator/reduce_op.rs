@@ -173,6 +173,7 @@ impl Communicator {
     ///
     /// [`StateError::CommunicatorEnded`], [`Error::Nccl`].
     pub fn pre_mul_sum<T: Element>(&self, scalar: T) -> Result<CustomReduceOp<T>> {
+        // Of 64-bit words, which are aligned for every T.
         let mut bytes = vec![0u64; size_of::<T>().div_ceil(8)];
         // SAFETY: `bytes` has room for a T, which is plain data.
         unsafe { bytes.as_mut_ptr().cast::<T>().write_unaligned(scalar) };
@@ -200,8 +201,9 @@ impl Communicator {
         self.custom(Scalar::Device(slice.device_address()), None, slice.keep_alive())
     }
 
-    /// Returns NCCL's number of an operator that averages. For floats it multiplies by 1/ranks,
-    /// rounded to the type, and sums.
+    /// Returns NCCL's number of an operator that averages. For the floats that NCCL's symmetric
+    /// kernels reduce, which are all but `f64`, it multiplies by 1/ranks, rounded to the type, and
+    /// sums; for other types it is NCCL's own.
     pub(super) fn average(&self, data_type: DataType) -> Result<c_int> {
         let factor = (self.n_ranks() as f32).recip();
         let scalar = match data_type {
@@ -217,6 +219,7 @@ impl Communicator {
         if let Some(op) = known {
             return Ok(op);
         }
+        // Two threads may both create one: either works, and both end with the communicator.
         let op = self.create_operator(Scalar::Host(vec![scalar.into()]), data_type)?;
         averages.lock().push((data_type, op));
         Ok(op)

@@ -28,6 +28,7 @@ use crate::sys::nccl::calls;
 #[doc(alias = "ncclCommDeregister")]
 pub struct RegisteredBuffer {
     inner: Arc<Inner>,
+    /// Keeps the communicator, which `inner` does not.
     _communicator: Communicator,
 }
 
@@ -42,6 +43,7 @@ pub struct BorrowedRegistration(RegisteredBuffer);
 struct Inner {
     /// Whether a communicator owns this value.
     is_owned: bool,
+    /// NCCL writes it when the call is made, possibly at the end of a group.
     handle: Out<u64>,
     state: SharedState,
     life: Lifecycle,
@@ -73,7 +75,8 @@ impl Communicator {
                  drop the result before",
             )
         })?;
-        let registered = self.register(buffer, Some(memory), true)?;
+        let is_owned = true;
+        let registered = self.register(buffer, Some(memory), is_owned)?;
         self.own(&registered.inner);
         Ok(registered)
     }
@@ -88,7 +91,8 @@ impl Communicator {
     /// memory.
     pub fn register_borrowed<B: Buffer>(&self, buffer: &B) -> Result<BorrowedRegistration> {
         let memory = allocation_of(&buffer.device_slice());
-        let registered = self.register(buffer, memory, false)?;
+        let is_owned = false;
+        let registered = self.register(buffer, memory, is_owned)?;
         self.adopt(&registered.inner);
         Ok(BorrowedRegistration(registered))
     }
@@ -226,7 +230,7 @@ impl Resource for Inner {
         };
         self.context.refuse_capturing("a registration is ended")?;
         self.context.drain()?;
-        let _ = self.context.cuda().bind();
+        self.context.bind_to_free();
         let ended = match handle {
             0 => Ok(()),
             _ => self.communicator.release(|comm| calls::deregister_buffer(comm, handle)),

@@ -180,7 +180,7 @@ impl Drop for Memory {
             return;
         }
         let Some(allocation) = self.allocation.take() else { return };
-        let _ = self.context.cuda().bind();
+        self.context.bind_to_free();
         // SAFETY: this rank's streams are idle, and no window over the memory is left. That peers
         // have finished with it is part of the contract of launches.
         if let Err(error) = unsafe { self.library.nccl().free(allocation) } {

@@ -128,6 +128,7 @@ impl Communicator {
         }
     }
 
+    /// Returns a rank that NCCL returned; an error if the communicator does not have it.
     fn rank_from(&self, raw: i32) -> Result<usize> {
         let rank = usize::try_from(raw).ok().filter(|rank| *rank < self.n_ranks());
         rank.ok_or_else(|| Error::invalid(format!("NCCL translated a rank to {raw}")))

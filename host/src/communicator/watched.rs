@@ -49,6 +49,7 @@ pub(crate) fn watched<T: Send + 'static>(
         Err(lost) => lost,
     };
     abort();
+    // Also after an interrupt (Ctrl-C), which may be what ended the first wait.
     if uninterrupted(|| task.wait(Some(RETURN_TIMEOUT), || Ok(()))).is_err() {
         tracing::warn!("an NCCL call does not return; its thread is leaked");
         // The leaked thread still uses the context.

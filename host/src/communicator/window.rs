@@ -82,6 +82,7 @@ impl Inner {
     /// Returns the index of a slice's first element, in elements `T`, if it is at a multiple of
     /// their size.
     fn index_of<T, U>(&self, slice: &DeviceSlice<U>) -> Option<usize> {
+        // Callers pass slices that this window owns, which begin in it.
         let bytes = usize::try_from(slice.device_address() - self.address).ok()?;
         bytes.is_multiple_of(size_of::<T>()).then_some(bytes / size_of::<T>())
     }
@@ -177,6 +178,7 @@ impl Communicator {
 
     /// Fails unless this rank can register the memory.
     fn check_memory<T: Element>(&self, slice: &DeviceSlice<T>, flags: WindowFlags) -> Result<()> {
+        /// NCCL: `NCCL_WIN_REQUIRED_ALIGNMENT`.
         const ALIGNMENT: u64 = 4096;
         self.require_own(slice.context(), "memory for a window")?;
         if slice.is_empty() || !slice.device_address().is_multiple_of(ALIGNMENT) {
@@ -398,7 +400,8 @@ unsafe impl<T: Element> Buffer for Window<T> {
 // streams.
 unsafe impl<T: Element> IntoArg<DeviceWindow<T>> for &Window<T> {
     fn into_arg(self) -> DeviceWindow<T> {
-        // The launch has found it open. Meanwhile another thread may have begun to close it.
+        // Another thread that closes it waits for launches that have found it open. Of one that was
+        // not open, `info` says so.
         match self.inner.handle_if_registered() {
             Ok(handle) if !self.inner.life.has_ended() => self.window_of(handle),
             _ => DeviceWindow::new(std::ptr::null_mut(), 0),

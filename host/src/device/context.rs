@@ -278,7 +278,8 @@ impl Context {
         *self.inner.health.write() = Arc::clone(health);
         self.set_rank(rank);
         self.drain_aborted()?;
-        self.streams().iter().for_each(|stream| stream.forget_operations(u64::MAX));
+        let all = u64::MAX;
+        self.streams().iter().for_each(|stream| stream.forget_operations(all));
         Ok(())
     }
 

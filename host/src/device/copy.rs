@@ -199,6 +199,8 @@ impl Stream {
     fn idle_handle<T>(&self, memory: &DeviceSlice<T>) -> Result<(&StreamHandle, Enqueue<'_>)> {
         self.require_same_context(memory)?;
         self.context().refuse_capturing("host memory is copied")?;
+        // By polling: the driver's wait for the copy would not return if a kernel before it waits
+        // for a lost rank.
         self.synchronize()?;
         Ok((self.handle(), self.begin_enqueue("a copy")?))
     }

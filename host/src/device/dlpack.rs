@@ -98,6 +98,7 @@ impl<T> DeviceSlice<T> {
     }
 
     fn export(&self, versioned: bool, with: impl Send + 'static) -> DlpackTensor {
+        // CUDA's ordinals are ints, and the table has all of NCCL's types.
         let id = i32::try_from(self.context().ordinal()).unwrap_or(i32::MAX);
         let known = TYPES.iter().find(|known| known.0 == self.data_type());
         let &(_, code, bits) = known.unwrap_or(&TYPES[0]);
@@ -184,6 +185,7 @@ fn row_major(shape: &[i64], strides: Option<&[i64]>) -> Result<usize> {
                  strides {strides:?}; copy it first (torch: contiguous())"
             )));
         }
+        // At most `len`: no extent is 0.
         expected *= extent;
     }
     Ok(len)

@@ -67,6 +67,12 @@ impl Context {
         drop(dropped);
     }
 
+    /// Makes the CUDA context current, before something is freed. Where that fails, so does the
+    /// free, which reports the error.
+    pub(crate) fn bind_to_free(&self) {
+        let _ = self.cuda().bind();
+    }
+
     /// Returns whether a destructor can free `what` now: every stream is idle, after a wait.
     /// Otherwise the memory stays allocated until the process ends, because a kernel may still use
     /// it, or the free would block.

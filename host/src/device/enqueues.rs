@@ -88,6 +88,7 @@ impl Context {
         if have_returned() {
             return Ok(());
         }
+        // `poll` asks again before it waits: a call that returns later notifies.
         enqueues.lock().waiting += 1;
         let deadline = self.deadline();
         let waited = self.machine().poll(Wakes::Notified, deadline, || Ok(have_returned()));

@@ -132,7 +132,7 @@ impl Event {
 impl Drop for EventInner {
     fn drop(&mut self) {
         // The driver's event is destroyed after this, which needs a current context.
-        let _ = self.context.cuda().bind();
+        self.context.bind_to_free();
     }
 }
 

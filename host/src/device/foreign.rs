@@ -38,7 +38,8 @@ impl<T: Send + Sync + 'static> Drop for Foreign<T> {
         if context.is_rank_lost() || owner.is_some() && !context.can_free(what) {
             return std::mem::forget(owner);
         }
-        let _ = context.cuda().bind();
+        // The owner is dropped after this, and may free memory of the current context.
+        context.bind_to_free();
     }
 }
 

@@ -60,7 +60,9 @@ struct Exec {
     handle: GraphExecHandle,
     /// Kept because some drivers refer to it from the executable graph.
     _graph: GraphHandle,
+    /// The communicators whose operations it has.
     communicators: Vec<Arc<dyn Issuer>>,
+    /// The first kernel with each device communicator, and the abort flag.
     kernels: Vec<(&'static str, Arc<AbortFlag>)>,
     /// The communicators of kernels' arguments.
     kernel_communicators: Vec<Arc<dyn Issuer>>,
@@ -77,8 +79,8 @@ impl Stream {
     /// Captures the work that `f` enqueues to this stream, and to streams that wait for its events,
     /// instead of running it. All ranks must capture the same operations.
     ///
-    /// During the capture, waits, copies from or to the host, allocations and registrations on this
-    /// rank's GPU fail with [`StateError::Capturing`].
+    /// During the capture, waits, copies from or to the host, allocations, registrations and
+    /// launches of graphs on this rank's GPU fail with [`StateError::Capturing`].
     ///
     /// # Errors
     ///
@@ -150,7 +152,7 @@ impl Drop for OpenCapture<'_> {
     fn drop(&mut self) {
         let context = self.stream.context();
         if self.has_begun {
-            let _ = context.cuda().bind();
+            context.bind_to_free();
             let _ = self.stream.handle().end_capture();
         }
         // This may free memory, which is refused during a capture.
@@ -163,19 +165,22 @@ impl Graph {
     ///
     /// # Errors
     ///
-    /// [`StateError::Closed`]; [`StateError::CommunicatorEnded`]; [`LaunchError::Refused`] when the
-    /// device communicator of a kernel in it was aborted or closed; [`Error::InvalidInput`] for a
-    /// stream of another context; [`WorldError::RankLost`](crate::WorldError::RankLost); the
-    /// driver's errors.
+    /// [`StateError::Closed`]; [`StateError::CommunicatorEnded`]; [`StateError::Capturing`];
+    /// [`LaunchError::Refused`] when the device communicator of a kernel in it was aborted or
+    /// closed; [`Error::InvalidInput`] for a stream of another context;
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost); the driver's errors.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         let context = &self.inner.context;
         if !stream.context().is(context) {
             return Err(Error::invalid("a graph is launched to a stream of another context"));
         }
+        // A graph that is being captured would not keep what this one uses.
+        context.refuse_capturing("a graph is launched")?;
         context.check_health()?;
         let _enqueue = stream.begin_enqueue("the launch of a graph")?;
         let exec = self.inner.exec.lock();
         let exec = exec.as_ref().filter(|_| self.inner.is_open());
+        // For the message; 0 outside of a world.
         let rank = context.rank().unwrap_or(0);
         let exec = exec.ok_or(StateError::Closed { what: self.inner.name(), rank })?;
         for communicator in exec.communicators.iter().chain(&exec.kernel_communicators) {
@@ -260,7 +265,7 @@ impl Resource for Inner {
 impl Inner {
     /// Destroys the executable graph, and then drops what it has held. The streams are idle.
     fn drop_exec(&self) {
-        let _ = self.context.cuda().bind();
+        self.context.bind_to_free();
         let Some(mut exec) = self.exec.lock().take() else { return };
         let hold = exec.hold.take();
         drop(exec);

@@ -59,11 +59,15 @@ impl Drop for EndOfGraph {
 impl Context {
     /// Returns the logical time now, which advances with each call.
     pub(crate) fn creation_time(&self) -> CreationTime {
+        // Relaxed suffices: what a graph uses was created by calls that happen before the end of
+        // its capture, and the earlier of two such increments has the smaller number.
         CreationTime(self.holds().creations.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Records that another part of the program knows a stream or an event by its handle.
     pub(super) fn share_handles(&self) {
+        // Relaxed: the program passes the handle from this thread to the library that captures, and
+        // enqueues to the captured stream only after that.
         self.holds().is_shared.store(true, Ordering::Relaxed);
     }
 

@@ -9,7 +9,7 @@ use crate::machine::{CallLock, Held};
 /// The life of a window, a device communicator, a graph, ...: it is open until one thread ends it.
 #[derive(Debug, Default)]
 pub(crate) struct Lifecycle {
-    /// Whether it can be used.
+    /// Whether it can no longer be used: a thread ends it, or has ended it.
     is_refused: AtomicBool,
     has_ended: AtomicBool,
     /// Held by the thread that ends it.

@@ -33,7 +33,8 @@ struct Memory {
     created_at: CreationTime,
 }
 
-/// Returns the size in bytes of `len` elements, which is not 0 and fits in the address space.
+/// Returns the size in bytes of `len` elements, which is not 0 and fits in the address space; the
+/// error otherwise names the `memory`.
 pub(super) fn bytes_of<T: Element>(memory: &str, len: usize) -> Result<usize> {
     let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
     bytes
@@ -120,7 +121,7 @@ impl Drop for Memory {
             return;
         }
         let Some(allocation) = self.allocation.take() else { return };
-        let _ = self.context.cuda().bind();
+        self.context.bind_to_free();
         // SAFETY: the context is current, and its streams are idle.
         if let Err(error) = unsafe { allocation.free() } {
             tracing::warn!("{error}");

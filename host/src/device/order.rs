@@ -16,6 +16,9 @@ use crate::sys::cuda::RawStream;
 /// The whole GPU, in units that the numbers up to 10 divide.
 const GPU: u32 = 2520;
 
+/// Whether an operation is captured, for [`LastOperations::take_turns`].
+const CAPTURED: bool = true;
+
 /// Orders the operations of one object that has a workspace, on whatever streams they are: one ends
 /// before the next begins.
 ///
@@ -238,7 +241,7 @@ impl Context {
         let state = &self.orders().0;
         let mut own = self.with_capture(|capture| std::mem::take(&mut capture.last_operations));
         if let Some(last) = &mut own {
-            let taken = last.take_turns(objects, stream, self.ended_turns(), true);
+            let taken = last.take_turns(objects, stream, self.ended_turns(), CAPTURED);
             self.with_capture(|capture| capture.last_operations = own.unwrap_or_default());
             return taken;
         }
@@ -248,7 +251,7 @@ impl Context {
                 let (turn, mut last) = (locked.ended, std::mem::take(&mut locked.eager));
                 drop(locked);
                 let taken = match self.begin_enqueue() {
-                    Ok(_enqueue) => last.take_turns(objects, stream, turn, false),
+                    Ok(_enqueue) => last.take_turns(objects, stream, turn, !CAPTURED),
                     Err(error) => Err(error),
                 };
                 state.lock().eager = last;
@@ -260,7 +263,7 @@ impl Context {
                 drop(locked);
                 let of_capture = before.filter(|(other, _)| *other == id);
                 let mut last = of_capture.map(|(_, last)| last).unwrap_or_default();
-                let taken = last.take_turns(objects, stream, turn, true);
+                let taken = last.take_turns(objects, stream, turn, CAPTURED);
                 state.lock().foreign = Some((id, last));
                 taken
             }
@@ -290,6 +293,9 @@ impl LastOperations {
         follows
     }
 
+    /// Makes `stream` wait for the last operations of these objects and, from the oldest on, for
+    /// those of others until what is left of the GPU has room. The operation that comes next on
+    /// `stream` is then the last one of these objects. `turn` is the number of ended turns.
     fn take_turns(
         &mut self,
         objects: &[Arc<Inner>],
@@ -310,6 +316,7 @@ impl LastOperations {
             let must_follow = match is_own(used) {
                 true => true,
                 false if used.order.part == 0 || taken + part <= GPU => false,
+                // The GPU has no room for both.
                 false => {
                     taken -= used.order.part;
                     true

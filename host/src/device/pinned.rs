@@ -140,7 +140,7 @@ impl<T: Element> Drop for PinnedBuffer<T> {
             return;
         }
         let Some(memory) = self.memory.take() else { return };
-        let _ = self.context.cuda().bind();
+        self.context.bind_to_free();
         // SAFETY: the context is current, and its streams are idle: no copy uses the memory.
         if let Err(error) = unsafe { memory.free() } {
             tracing::warn!("{error}");

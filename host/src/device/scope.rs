@@ -101,6 +101,7 @@ impl<'scope> Scope<'scope, '_> {
             let _ = binder.bind();
             f()
         };
+        // If it cannot be started, the drop of `running` ends it.
         let started = Builder::new().name(name.to_owned()).spawn_scoped(self.threads, thread);
         let thread = started.map_err(|error| {
             Error::invalid(format!("the thread {name} cannot be started: {error}"))

@@ -19,8 +19,9 @@ pub enum Dynamic {}
 
 /// Consecutive elements in device memory of one GPU. The slice keeps its allocation alive.
 ///
-/// Operations take any [`Buffer`]: a slice, or a whole
-/// [`SymmetricBuffer`](crate::SymmetricBuffer) or [`Window`](crate::Window).
+/// Operations take any [`Buffer`]: a slice, or all of a
+/// [`SymmetricBuffer`](crate::SymmetricBuffer), [`Window`](crate::Window) or
+/// [`DeviceBuffer`](crate::DeviceBuffer).
 pub struct DeviceSlice<T> {
     address: u64,
     len: usize,
@@ -32,8 +33,8 @@ pub struct DeviceSlice<T> {
 
 /// Device memory that operations work on, with elements of type `Element`.
 ///
-/// Implemented by [`SymmetricBuffer`](crate::SymmetricBuffer), [`Window`](crate::Window) and
-/// [`DeviceSlice`].
+/// Implemented by [`SymmetricBuffer`](crate::SymmetricBuffer), [`Window`](crate::Window),
+/// [`DeviceBuffer`](crate::DeviceBuffer) and [`DeviceSlice`].
 ///
 /// # Safety
 ///
@@ -268,6 +269,7 @@ impl<T> DeviceSlice<T> {
     /// Returns whether both have bytes in common.
     #[must_use]
     pub fn overlaps<U>(&self, other: &DeviceSlice<U>) -> bool {
+        // The bytes of the slice that begins first, and of the other one.
         let (first, last) = if self.address <= other.address {
             (self.byte_len(), other.byte_len())
         } else {

@@ -35,7 +35,8 @@ pub(super) struct StreamInner {
     pub(super) handle: StreamHandle,
     pub(super) context: Context,
     pub(super) operations: Mutex<Operations>,
-    /// Whether it is registered only because its last handle was dropped during a capture.
+    /// Whether it is registered only because it was not known to be idle when its last handle was
+    /// dropped.
     is_dropped: AtomicBool,
 }
 
@@ -290,6 +291,8 @@ impl Stream {
     pub(crate) fn register_operation(&self, communicator: &Arc<dyn Owner>, kept: Vec<KeepAlive>) {
         let Some(kept) = self.context().move_to_capture(communicator, kept) else { return };
         let issuer = communicator.issuer();
+        // An operation that is in the stream needs nothing kept: memory is freed when the stream is
+        // idle. A non-blocking communicator may enqueue it later.
         let kept = if issuer.is_blocking() { Vec::new() } else { kept };
         self.inner().operations.lock().add(issuer, kept);
     }
@@ -384,6 +387,6 @@ impl Drop for LastHandle {
 impl Drop for StreamInner {
     fn drop(&mut self) {
         // The stream is destroyed on this thread.
-        let _ = self.context.cuda().bind();
+        self.context.bind_to_free();
     }
 }

@@ -92,7 +92,7 @@ pub enum LaunchError {
     /// Kernels that waited for another rank were aborted, and their results are invalid.
     #[error("rank {rank}: its kernels were aborted: {cause}{}", report(stuck))]
     KernelAborted {
-        /// The rank.
+        /// The rank whose kernels they are.
         rank: usize,
         /// Why they were aborted.
         cause: AbortCause,

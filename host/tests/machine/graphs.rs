@@ -74,6 +74,7 @@ fn what_a_graph_cannot_hold_is_refused_while_it_is_captured() {
             assert_capturing(registered.close());
             assert_capturing(dev.close());
             assert_capturing(graph.close());
+            assert_capturing(graph.launch(&stream));
             assert_capturing(comm.destroy());
             assert_capturing(comm.finalize());
             assert_capturing(comm.suspend());

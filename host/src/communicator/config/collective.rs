@@ -58,6 +58,7 @@ pub struct CollectiveConfig {
     user_profiler_tag: u64,
     /// The event's address; 0 for none.
     launch_completion_event: usize,
+    /// Vendor, option and value.
     vendor_options: Vec<(i32, i32, VendorValue)>,
 }
 

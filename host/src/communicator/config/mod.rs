@@ -116,6 +116,7 @@ ints! {
     bool: |value| Some(value.into());
     u32: |value| value.try_into().ok();
     CtaPolicy: |policy| CtaPolicy::all().contains(policy).then_some(policy.bits());
+    // Every bit is valid: `DISABLE` has those of later versions too.
     NvlsHostMode: |mode| Some(mode.bits());
     HostCftMode: |mode| Some(mode as c_int);
     GraphUsageMode: |mode| Some(mode as c_int);

@@ -14,8 +14,10 @@ use super::{DevCommRequirements, RequirementsRefusal};
 use crate::communicator::Properties;
 use crate::communicator::properties::GinTypes;
 
-/// The largest total size of resource buffers: handles are 32-bit offsets in units of 128 bytes.
-pub(super) const MAX_BUFFER_BYTES: u64 = 128 << 32;
+/// The unit, in bytes, of the offsets that are the handles of resource buffers.
+const HANDLE_UNIT: usize = 128;
+/// The largest total size of resource buffers: handles are 32-bit offsets.
+pub(super) const MAX_BUFFER_BYTES: u64 = (HANDLE_UNIT as u64) << 32;
 
 /// Returns `value` as NCCL's int.
 pub(super) fn int(what: &'static str, value: impl Into<u64>) -> Result<c_int, RequirementsRefusal> {
@@ -112,7 +114,8 @@ fn check_teams(
     Ok(())
 }
 
-/// Returns whether all members of `team` are in `outer`, a team with stride 1.
+/// Returns whether all members of `team` are in `outer`, a team with stride 1. This rank is in
+/// both, with the number `rank`.
 fn is_within(team: Team, outer: Team) -> bool {
     let rank_in_outer = |member: i32| {
         let distance = (i64::from(member) - i64::from(team.rank)) * i64::from(team.stride);
@@ -259,6 +262,7 @@ impl Totals {
         let ll_a2a = LlA2a {
             blocks: asked.lsa_ll_a2a_blocks,
             max_elements: asked.lsa_ll_a2a_slots,
+            // That of a slot, so that an element takes one.
             element_size: 8,
         };
         let built_in: [(u32, Resource); 6] = [
@@ -285,7 +289,7 @@ impl Totals {
         let listed = asked.resources.iter().map(|resource| (true, resource));
         for (listed, resource) in built_in.map(|(_, resource)| (false, resource)).chain(listed) {
             let Node::Resource(node) = resource.node()? else { continue };
-            let (bytes, align) = (node.buffer.0 as u64, node.buffer.1.max(128) as u64);
+            let (bytes, align) = (node.buffer.0 as u64, node.buffer.1.max(HANDLE_UNIT) as u64);
             let start = totals.bytes.checked_next_multiple_of(align).unwrap_or(u64::MAX);
             totals.bytes = start.saturating_add(bytes);
             totals.signals += node.signals as u64;
@@ -315,6 +319,8 @@ impl Totals {
 
     /// Refuses totals above the limits: NCCL counts with an int and does not check for overflow.
     fn check(&self, gin_types: Option<GinTypes>) -> Result<(), RequirementsRefusal> {
+        // NCCL chooses the back end, so the largest limit counts. Without a connection the limit is
+        // 0, and so are the totals: `check_gin` has refused others.
         let limit = |of: fn((u64, u64)) -> u64| {
             let types = gin_types.unwrap_or_default();
             types.iter().map(|gin_type| of(max_ids(gin_type))).max().unwrap_or(0)

@@ -66,7 +66,8 @@ struct Inner {
     dev_comm: OnceLock<Addresses<DevComm>>,
     flag: Arc<AbortFlag>,
     life: Lifecycle,
-    /// The numbers of signals and of counters that kernels may use.
+    /// The numbers of signals and of counters that kernels may use by their index, without those of
+    /// barriers and resources.
     requested: [u16; 2],
     lowered: Lowered,
     communicator: Communicator,
@@ -95,14 +96,14 @@ impl Communicator {
         let own = self.prepare(&requirements);
         let lowered = if self.has_peers() {
             let call = self.collective("create_dev_comm").options(requirements.describe());
-            call.agree(own.map(|lowered| (lowered, 0_u8)))?.0
+            call.exchange::<u8, _>(own.map(|lowered| (lowered, Vec::new())))?.0
         } else {
             own?
         };
         DevCommResource::new(self, &requirements, lowered)
     }
 
-    /// Fails unless this rank can create the device communicator.
+    /// Returns the requirements as NCCL takes them; fails unless this rank can meet them.
     fn prepare(&self, requirements: &DevCommRequirements) -> Result<Lowered> {
         self.context().refuse_capturing("a device communicator is created")?;
         let facilities = Facilities::of(self.context().machine());
@@ -130,7 +131,7 @@ impl DevCommResource {
             dev_comm: OnceLock::new(),
             flag,
             life: Lifecycle::default(),
-            // NCCL has at most 65,536 of each, which becomes 65,535.
+            // The field of kernels has 16 bits: of more, they use the first 65,535.
             requested: [requirements.gin_signals, requirements.gin_counters]
                 .map(|count| count.try_into().unwrap_or(u16::MAX)),
             lowered,
@@ -329,7 +330,7 @@ impl Resource for Inner {
             context.close_abort_flag(&self.flag);
             return Ok(());
         }
-        let _ = context.cuda().bind();
+        context.bind_to_free();
         // NCCL's struct, without this crate's abort flag.
         let raw = Out::new(self.out.get());
         let released = self.communicator.release(|comm| calls::destroy_dev_comm(comm, raw));
@@ -343,7 +344,8 @@ impl Resource for Inner {
 // the streams before NCCL frees its resources.
 unsafe impl IntoArg<DevComm> for &DevCommResource {
     fn into_arg(self) -> DevComm {
-        // The launch has found it open. Meanwhile another thread may have begun to close it.
+        // Another thread that closes it waits for launches that have found it open. Of one that was
+        // not open, `info` says so.
         let made = self.inner.created().ok().filter(|_| !self.inner.life.has_ended());
         made.copied().unwrap_or(DevComm::zeroed())
     }

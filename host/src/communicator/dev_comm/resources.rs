@@ -174,6 +174,7 @@ macro_rules! requests {
     )*};
 }
 
+// The casts lose nothing: `Resource::node` has refused numbers that do not fit NCCL's int.
 requests! {
     LsaBarriers as LsaBarriers gives LsaBarrierHandle, self answer _multimem =>
         LsaBarrierHandle { buffer: answer.buffer, n_barriers: self.count as i32 };
@@ -287,6 +288,7 @@ impl std::fmt::Display for Resource {
 
 const EMPTY_NODE: ResourceNode = ResourceNode { buffer: (0, 0), signals: 0, counters: 0 };
 
+/// Returns the number of ranks of a team whose numbers are valid by themselves.
 fn team_size(team: Team) -> Result<u32, RequirementsRefusal> {
     let rank_is_valid = 0 <= team.rank && team.rank < team.n_ranks;
     match u32::try_from(team.n_ranks) {

@@ -182,8 +182,9 @@ impl<T: Element> Window<T> {
         Ok(index * size_of::<T>())
     }
 
-    /// Returns the offset of element `index` in rank `rank`'s memory, in bytes. NCCL is asked for
-    /// the address of that memory's start, because it limits offsets by this rank's size.
+    /// Returns the offset of element `index` in rank `rank`'s memory, in bytes. If that rank's
+    /// length is not known, this rank's is the limit. NCCL is asked for the address of that
+    /// memory's start, because it limits offsets by this rank's size.
     fn offset_on(&self, rank: usize, index: usize) -> Result<u64> {
         let len = self.len_of(rank).unwrap_or(self.len);
         if index >= len {

@@ -10,6 +10,7 @@ use crate::error::{DevCommError, Result, StateError};
 use crate::sys::nccl::calls;
 
 impl Inner {
+    /// Returns NCCL's handle; fails unless window and communicator can be used.
     pub(super) fn handle(&self) -> Result<u64> {
         let handle = self.handle_if_open()?;
         self.communicator.require_live()?;
@@ -130,7 +131,7 @@ impl Resource for Inner {
         }
         context.refuse_capturing("a window is closed")?;
         context.drain()?;
-        let _ = context.cuda().bind();
+        context.bind_to_free();
         // This rank's streams are idle; that peers are done is part of the contract of launches.
         let ended = communicator.release(|comm| calls::deregister_window(comm, handle));
         ending.done();
@@ -150,7 +151,8 @@ impl Drop for Inner {
         }
         let context = self.communicator.context().clone();
         let suspended = self.communicator.refuse_suspended().is_err();
-        // Memory of another library may be freed after this.
+        // Memory of another library may be freed after this drop, so that its registration is not
+        // kept for a graph or for later.
         let can_free = || match self.allocation().is_some() {
             true => context.can_free_or_hold("a window", self.created_at, || self.moved()),
             false => context.can_free("a window"),

@@ -19,6 +19,7 @@ use crate::sys::cuda::module::{Image, ModuleHandle};
 pub(super) struct Embedded {
     pub(super) file: &'static str,
     pub(super) sidecar: Sidecar,
+    /// Compressed with zlib, as the cubin is.
     ptx: &'static [u8],
     cubin: Option<&'static [u8]>,
 }

@@ -111,6 +111,7 @@ fn info_of(function: &FunctionHandle) -> Result<FunctionInfo> {
         local: function.attribute(A::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
         cluster: match function.attribute(A::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH)? {
             0 => None,
+            // Other extents that the driver reports as 0 are 1.
             x => Some(Dim3 {
                 x,
                 y: function.attribute(A::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT)?.max(1),

@@ -82,6 +82,7 @@ impl Loaded<'_> {
     ) -> Result<u32> {
         let mut per_multiprocessor = u32::MAX;
         for entry in self.entries_of(kernel)? {
+            // The smallest grid that is allowed: occupancy depends on the block alone.
             let grid = entry.info.cluster.unwrap_or(Dim3::from(1));
             let config = LaunchConfig::new(grid, block).with_dynamic_shared(dynamic_shared);
             let blocks = entry.prepare(self.context, kernel.name, &config)?.blocks()?;
@@ -103,7 +104,9 @@ impl Loaded<'_> {
         let mut clusters = u32::MAX;
         for entry in self.entries_of(kernel)? {
             let prepared = entry.prepare(self.context, kernel.name, &config)?;
-            clusters = clusters.min(prepared.clusters(cluster, &shape_of(&config, false))?);
+            let cooperative = false;
+            let shape = shape_of(&config, cooperative);
+            clusters = clusters.min(prepared.clusters(cluster, &shape)?);
         }
         Ok(clusters)
     }
@@ -151,6 +154,7 @@ impl Loaded<'_> {
         let Some(Source { id, .. }) = kernel.source else {
             return self.entry(kernel, kernel.name).ok_or_else(|| self.not_found(kernel));
         };
+        // The first set keeps the entries of kernels of all sets.
         let modules = self.modules.first().ok_or_else(|| self.not_found(kernel))?;
         let known = modules.known.lock().get(&id).cloned();
         if let Some(entry) = known {

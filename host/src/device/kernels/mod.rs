@@ -316,7 +316,8 @@ impl Loaded<'_> {
         }
     }
 
-    /// Checks a launch with these arguments.
+    /// Checks a launch with these arguments, a `safe` one also by [`check_safe`], and makes the
+    /// stream's context current.
     fn prepare(
         &self,
         stream: &Stream,
@@ -364,6 +365,7 @@ impl Loaded<'_> {
     }
 }
 
+/// Returns the part of a configuration that the driver gets.
 fn shape_of(config: &LaunchConfig, cooperative: bool) -> LaunchShape {
     let LaunchConfig { grid, block, dynamic_shared, cluster, dependent, .. } = *config;
     let (grid, block) = (grid.to_array(), block.to_array());
@@ -383,7 +385,7 @@ impl Drop for Kernels {
         if !context.can_free_or_hold("a kernel module", created_at, moved) {
             return;
         }
-        let _ = self.context.cuda().bind();
+        self.context.bind_to_free();
         // SAFETY: this rank's streams are idle, and nothing else refers to these modules.
         unsafe { self.modules[0].unload() };
     }

@@ -29,7 +29,8 @@ pub(crate) struct Modules {
     handles: Mutex<Vec<ModuleHandle>>,
     /// The set that they were loaded from.
     set: Option<KernelSet>,
-    /// The entries of the kernels that were used so far, by the kernels' types.
+    /// The entries of the kernels that were used so far, of this set and of others that its context
+    /// has loaded later, by the kernels' types.
     pub(super) known: Mutex<BTreeMap<TypeId, Arc<Entry>>>,
 }
 
@@ -84,6 +85,7 @@ impl Modules {
         Ok(loaded)
     }
 
+    /// Checks a sidecar, calls `load` for the module that it describes, and adds its kernels.
     fn add(
         &mut self,
         context: &Context,
@@ -124,8 +126,8 @@ impl Modules {
     /// Returns the entry `name` of a file of a package.
     pub(super) fn entry(&self, package: &str, file: &str, name: &str) -> Option<Arc<Entry>> {
         let file = self.files.get(file)?;
-        let other = file.package.as_deref().is_some_and(|of| of != package);
-        if other { None } else { file.entries.get(name).cloned() }
+        let is_of_another = file.package.as_deref().is_some_and(|of| of != package);
+        if is_of_another { None } else { file.entries.get(name).cloned() }
     }
 
     /// Returns the first entry `name` of any file.
