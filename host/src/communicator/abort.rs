@@ -52,7 +52,8 @@ impl AbortHandle {
     /// thread destroys them in [`Communicator::abort`] or [`Communicator::destroy`].
     ///
     /// A call in progress is stopped (`ncclCommRevoke`), and the communicator is freed once the
-    /// call has returned: never while a thread may still use it.
+    /// call has returned: never while a thread may still use it. A communicator of another library
+    /// ([`Communicator::from_raw`]) is only stopped, and freed by its owner.
     ///
     /// NCCL: `ncclCommAbort`.
     ///
@@ -88,9 +89,14 @@ fn free(handle: &Handle) -> Result<()> {
         taken => taken?,
     };
     let Some(comm) = unused else { return Ok(()) };
+    // A foreign one would be freed a second time by its owner.
+    let (name, call) = match handle.is_foreign() {
+        true => ("ncclCommRevoke", calls::comm_revoke(comm, REVOKE_FLAGS)),
+        false => ("ncclCommAbort", calls::comm_abort(comm)),
+    };
     // SAFETY: the communicator was taken out of its slot, and no call uses it.
-    let code = unsafe { calls::comm_abort(comm).make(handle.nccl())? };
-    handle.nccl().check("ncclCommAbort", code, Some(handle.rank()))
+    let code = unsafe { call.make(handle.nccl())? };
+    handle.nccl().check(name, code, Some(handle.rank()))
 }
 
 /// Makes running calls of an aborted communicator return, without freeing it. NCCL refuses this for

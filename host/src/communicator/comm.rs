@@ -89,6 +89,9 @@ impl Tracked {
 pub(super) enum End {
     /// Another library, which created it.
     Foreign,
+    /// This crate, by an abort, unless another handle gets it: the call that creates it may not
+    /// have ended.
+    Unready,
     /// This crate, collectively with the other ranks.
     Together,
     /// This crate, without waiting for the other ranks, which are on the same thread.

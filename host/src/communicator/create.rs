@@ -49,11 +49,12 @@ impl NewComm<'_> {
         let Self { library, context, rank, n_ranks, peers, blocking } = self;
         tracing::debug!(rank, n_ranks, gpu = context.ordinal(), "joined a communicator");
         let (nccl, health) = (Arc::clone(library.nccl()), context.health());
-        let handle = Handle::new(nccl, slot, rank, blocking, health);
+        let is_foreign = end == End::Foreign;
+        let handle = Handle::new(nccl, slot, rank, blocking, health, is_foreign);
         let (context, library) = (context.clone(), library.clone());
         let (failed_exchanges, windows, default_stream, resources) = Default::default();
         let handle = Arc::new(handle);
-        if end != End::Foreign {
+        if matches!(end, End::Together | End::OneByOne) {
             context.health().abort_on_loss(Arc::downgrade(&handle) as _);
         }
         let issuer: Arc<dyn Issuer> = Arc::clone(&handle) as _;
@@ -190,7 +191,7 @@ impl Communicator {
     }
 
     /// Returns a communicator that another library created, such as PyTorch. Destroying or dropping
-    /// it here does not end it. Its ranks neither compare their calls nor notice a lost rank,
+    /// it here does not end it, and an abort only stops its operations (`ncclCommRevoke`). Its ranks neither compare their calls nor notice a lost rank,
     /// unless they have a channel: `from_raw_with`, or `Rank::communicator_from_raw`.
     ///
     /// NCCL: `ncclCommUserRank`, `ncclCommCount`, `ncclCommCuDevice`, `ncclCommGetAsyncError`.

@@ -272,7 +272,7 @@ impl Communicator {
         let blocking = config.is_blocking() && self.inner.handle.is_blocking();
         // Only NCCL knows the new rank.
         let new = NewComm { library, context, rank: 0, n_ranks: 1, peers: None, blocking };
-        let unready = Unready(new.communicator(CommSlot::new(comm), End::Foreign));
+        let unready = Unready(new.communicator(CommSlot::new(comm), End::Unready));
         let ready = made.and_then(|()| unready.0.wait_until_ready(operation));
         let (rank, n_ranks, _) = ready.and_then(|()| unready.0.identity())?;
         unready.disarm();

@@ -74,6 +74,8 @@ pub(crate) struct Handle {
     rank: usize,
     blocking: bool,
     health: Arc<Health>,
+    /// Whether another library frees it.
+    is_foreign: bool,
     /// The abort flags of its device communicators.
     flags: AbortFlags,
     /// Whether an abort has ended a kernel while it waited for other ranks.
@@ -91,6 +93,7 @@ impl Handle {
         rank: usize,
         blocking: bool,
         health: Arc<Health>,
+        is_foreign: bool,
     ) -> Self {
         let status = AtomicU8::new(Status::Live as u8);
         let (busy, calls, aborting, flags) = Default::default();
@@ -105,6 +108,7 @@ impl Handle {
             rank,
             blocking,
             health,
+            is_foreign,
             flags,
             left_ranks_waiting,
             kept,
@@ -268,6 +272,11 @@ impl Handle {
         self.flags.raise(AbortCause::CommunicatorAborted);
         self.machine().notify();
         true
+    }
+
+    /// Returns whether another library frees the communicator.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.is_foreign
     }
 
     /// Returns the communicator during its abort, whether calls use it or not. It stays allocated

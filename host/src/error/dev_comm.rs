@@ -12,6 +12,8 @@ pub enum DevCommError {
         rank: usize,
         /// The [`RequirementsRefusal`](crate::RequirementsRefusal).
         why: String,
+        /// Whether another machine may meet the requirements.
+        is_hardware: bool,
     },
     /// NCCL registered the memory but returned no window.
     #[error(

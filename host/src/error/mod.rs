@@ -68,7 +68,7 @@ impl Error {
                 matches!(error, LaunchError::WrongArch { .. } | LaunchError::PtxTooNew { .. })
             }
             Self::World(WorldError::CallFailed { is_hardware, .. }) => *is_hardware,
-            // `Refused` has only a text, and counts even if no machine allows the requirements.
+            Self::DevComm(DevCommError::Refused { is_hardware, .. }) => *is_hardware,
             Self::DevComm(_) => true,
             Self::Nccl(_) | Self::World(_) | Self::State(_) | Self::InvalidInput { .. } => false,
         }
@@ -158,8 +158,11 @@ mod tests {
         assert!(is_hardware(DriverError::NoGpu.into()));
         assert!(is_hardware(DriverError::NotSimulated { what: String::new() }.into()));
         assert!(is_hardware(DevCommError::NoWindow { rank, bytes }.into()));
-        let why = String::new();
-        assert!(is_hardware(DevCommError::Refused { rank, why }.into()));
+        for is_hardware_there in [false, true] {
+            let why = String::new();
+            let refused = DevCommError::Refused { rank, why, is_hardware: is_hardware_there };
+            assert_eq!(is_hardware(refused.into()), is_hardware_there);
+        }
         let (operation, code, name, text) = ("cuInit", 999, String::new(), String::new());
         assert!(!is_hardware(DriverError::Failed { operation, code, name, text }.into()));
         for is_hardware_there in [false, true] {

@@ -364,6 +364,29 @@ fn a_communicator_of_another_part_of_the_program_is_not_ended() {
 }
 
 #[test]
+fn an_abort_of_a_communicator_of_another_library_only_stops_it() {
+    let ran = ranks(2, |rank| {
+        let (owner, stream, context) = (new_comm(rank)?, rank.stream()?, rank.context());
+        // SAFETY: `owner` is of this library and GPU, and outlives what is created from it here.
+        let comm = unsafe { Communicator::from_raw(rank.library(), context, owner.as_raw()) }?;
+        let memory = comm.mem_alloc::<f32>(8)?;
+        if rank.rank() == 0 {
+            // Rank 1 never joins.
+            comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream)?;
+        }
+        let log = calls(rank, || comm.abort())?;
+        assert_eq!(count(&log, "ncclCommRevoke"), 1, "{log:?}");
+        assert!(!comm.is_valid());
+        drop((comm, memory));
+        // The owner frees it.
+        owner.abort()
+    });
+    for gpu in 0..2 {
+        assert_eq!(count(&log_in(&ran.world, gpu), "ncclCommAbort"), 1);
+    }
+}
+
+#[test]
 fn communicators_of_one_thread_end_one_by_one() {
     let ran = ranks(1, |rank| {
         let (library, contexts) = (rank.library(), [rank.context().clone(), Context::new(1)?]);

@@ -60,7 +60,7 @@ fn what_one_rank_cannot_have_no_rank_gets() {
         requirements.add(LsaBarriers { team, count: 2 });
         let expected = RequirementsRefusal::NotATeam { team: Team { rank: 7, ..team } }.to_string();
         match refused(rank, requirements) {
-            Error::DevComm(DevCommError::Refused { rank: 1, why }) if rank.rank() == 1 => {
+            Error::DevComm(DevCommError::Refused { rank: 1, why, .. }) if rank.rank() == 1 => {
                 assert_eq!(why, expected);
             }
             Error::World(WorldError::CallFailed { rank: 1, others: 0, why, .. })
@@ -222,7 +222,7 @@ fn logical_endpoints_are_nccls_answer_and_wrong_ranks_and_elements_are_refused_b
 /// Returns why a rank refuses its requirements.
 fn why(rank: &Rank, error: Error) -> String {
     match error {
-        Error::DevComm(DevCommError::Refused { rank: own, why }) if own == rank.rank() => why,
+        Error::DevComm(DevCommError::Refused { rank: own, why, .. }) if own == rank.rank() => why,
         other => panic!("{other:?}"),
     }
 }

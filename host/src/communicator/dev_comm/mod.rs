@@ -108,7 +108,8 @@ impl Communicator {
         self.context().refuse_capturing("a device communicator is created")?;
         let facilities = Facilities::of(self.context().machine());
         let refused = |why: RequirementsRefusal| {
-            Error::DevComm(DevCommError::Refused { rank: self.rank(), why: why.to_string() })
+            let (rank, is_hardware, why) = (self.rank(), why.is_hardware(), why.to_string());
+            Error::DevComm(DevCommError::Refused { rank, why, is_hardware })
         };
         check(requirements, &self.properties()?, &facilities).map_err(refused)?;
         requirements.lower().map_err(refused)

@@ -198,6 +198,24 @@ pub enum RequirementsRefusal {
     },
 }
 
+impl RequirementsRefusal {
+    /// Returns whether another machine may meet the requirements.
+    #[must_use]
+    pub fn is_hardware(&self) -> bool {
+        !matches!(
+            self,
+            Self::NotConnected { .. }
+                | Self::UnknownConnection { .. }
+                | Self::NoContexts
+                | Self::WorldBarriersNotConnected { .. }
+                | Self::TeamNotConnected { .. }
+                | Self::NotATeam { .. }
+                | Self::TooMany { .. }
+                | Self::BadAlign { .. }
+        )
+    }
+}
+
 fn signals(strong: bool, va: bool) -> &'static str {
     match (strong, va) {
         (true, true) => "strong and VA signals",
