@@ -242,8 +242,8 @@ class Case:
                 raise ValueError(f"its low-latency form takes {size >> 30} GiB")
         else:
             # NCCL EP asserts this where it copies the routing of a rank's tokens.
-            if not in_order and b.ranks < 4 and b.tokens * b.ranks % 4:
-                raise ValueError(f"its high-throughput form by rank does not take {b.tokens} tokens")
+            if b.ranks < 4 and b.tokens * b.ranks % 4:
+                raise ValueError(f"its high-throughput form does not take {b.tokens} tokens")
             # The most rows that can arrive, as in NCCL EP's own benchmark.
             shape = [room * (b.top_k if in_order else 1)]
         # An ncclEpGroupConfig_t, with its defaults where there are zeros.
