@@ -32,7 +32,9 @@ pub(crate) struct Comm {
     /// Links to the ranks of other processes, by rank.
     links: Vec<Option<Link>>,
     requests: Mutex<Requests>,
+    /// The number of calls of `progress`.
     polls: AtomicU64,
+    /// The time of the last `check`; the thread that checks holds the lock.
     checked: Mutex<Instant>,
     /// The time at which pending operations were dropped, after a failure.
     stopped: OnceLock<Instant>,
@@ -267,6 +269,7 @@ impl Comm {
     pub(crate) fn release_requests(&self, context: ContextId, count: usize) {
         let outstanding = self.requests().outstanding_of(context);
         self.progress_until("a context was destroyed", || {
+            // No error comes: these requests are to ranks that `peer` has found.
             outstanding.iter().all(|request| self.is_done(*request).unwrap_or(false))
         });
         self.requests().release(context, count);
