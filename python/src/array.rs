@@ -97,7 +97,7 @@ impl Array {
         if let Some(interface) = array.getattr_opt(intern!(py, "__cuda_array_interface__"))? {
             let Interface { address, shape, data_type, writable } =
                 Interface::new(interface.cast()?, name)?;
-            // Which GPU it is on, its address tells the driver.
+            // The interface does not name the GPU; the driver knows it from the address.
             let (ordinal, owner) = (comm.gpu.context.ordinal(), array.clone().unbind());
             let place = Place::Gpu { ordinal, writable, owner: Owner::Other(owner) };
             return Self::new(name, address, shape, data_type, place);

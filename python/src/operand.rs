@@ -45,7 +45,7 @@ pub struct Operand<T: Element> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     Read,
-    /// It writes the operand, and may read it too.
+    /// Written, and possibly read too.
     Write,
 }
 

@@ -40,8 +40,8 @@ impl<G: Send + 'static> Products<G> {
         Ok(Own::new(&home, Self { comm, stream, operation }))
     }
 
-    /// Does `work` on their stream, which uses these arrays, as if on the stream that was asked
-    /// for.
+    /// Does `work`, which uses these arrays, on the operation's own stream, as if on the stream that
+    /// was asked for.
     pub fn call<R>(
         &self,
         py: Python<'_>,

@@ -54,7 +54,7 @@ pub const NET_DEVICE_GIN_PROXY: c_int = 2;
 pub struct NetVDeviceProps {
     /// The number of physical devices.
     pub ndevs: c_int,
-    /// Their indices, of which the first `ndevs` count.
+    /// The indices of these: the first `ndevs` of the array.
     pub devs: [c_int; 8],
 }
 

@@ -9,7 +9,7 @@ use crate::connection::{Connection, LocalRank};
 use crate::endpoint::{Endpoint, Handle};
 use crate::error::{Error, Result};
 use crate::log;
-use crate::region::Region;
+use crate::region::{Region, id_of};
 use crate::remote::{Link, connect_links};
 use crate::request::{ContextId, Request, Requests};
 
@@ -36,7 +36,8 @@ pub(crate) struct Comm {
     polls: AtomicU64,
     /// The time of the last `check`; the thread that checks holds the lock.
     checked: Mutex<Instant>,
-    /// The time at which pending operations were dropped, after a failure.
+    /// The time at which pending operations were dropped, after a failure: no later wait for idle
+    /// streams goes beyond [`STOP_WITHIN`] from then.
     stopped: OnceLock<Instant>,
 }
 
@@ -132,7 +133,7 @@ impl Comm {
         log::debug(format_args!(
             "rank {}: region {} at {base:?}, {bytes} bytes, memory {memory}, flags {flags}",
             self.rank,
-            handle as usize - 1
+            id_of(handle)?
         ));
         Ok(handle)
     }
