@@ -40,7 +40,7 @@ impl<G: Send + 'static> Products<G> {
         Ok(Own::new(&home, Self { comm, stream, operation }))
     }
 
-    /// Does `work`, which uses these arrays, on the operation's own stream, as if on the stream that
+    /// Does `work`, which uses these arrays, on the operation's own stream, as if on the one that
     /// was asked for.
     pub fn call<R>(
         &self,
