@@ -32,19 +32,13 @@ pub struct Array {
 /// Where an array is, and what keeps its memory beyond the caller's reference.
 pub enum Place {
     /// An array in memory of the host that the caller's reference keeps.
-    Host {
-        writable: bool,
-    },
+    Host { writable: bool },
     /// An array in memory of this GPU that `owner` keeps.
-    Gpu {
-        ordinal: usize,
-        writable: bool,
-        owner: Owner,
-    },
+    Gpu { ordinal: usize, writable: bool, owner: Owner },
+    /// A window of devcomm's, which this keeps.
     Window(Arc<Win>),
-    Dlpack {
-        _tensor: Imported,
-    },
+    /// Memory of this GPU, which another library lends by DLPack.
+    Dlpack { _tensor: Imported },
 }
 
 /// A tensor of another library's. It is given back when the GPU no longer uses it, for which the
@@ -103,7 +97,7 @@ impl Array {
         if let Some(interface) = array.getattr_opt(intern!(py, "__cuda_array_interface__"))? {
             let Interface { address, shape, data_type, writable } =
                 Interface::new(interface.cast()?, name)?;
-            // Which GPU it is on, its address tells the driver.
+            // The interface does not name the GPU; the driver knows it from the address.
             let (ordinal, owner) = (comm.gpu.context.ordinal(), array.clone().unbind());
             let place = Place::Gpu { ordinal, writable, owner: Owner::Other(owner) };
             return Self::new(name, address, shape, data_type, place);
@@ -173,8 +167,9 @@ impl Array {
         let storage = tensor.call_method0(intern!(py, "untyped_storage"))?;
         let bytes: u64 = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
         let first: u64 = storage.call_method0(intern!(py, "data_ptr"))?.extract()?;
-        let last = (array.len * data_type.size()) as u64 + array.address.saturating_sub(first);
-        if array.len > 0 && (array.address < first || last > bytes) {
+        // The end as an offset in the storage: no overflow, since the array ends below 2^64.
+        let end = (array.len * data_type.size()) as u64 + array.address.saturating_sub(first);
+        if array.len > 0 && (array.address < first || end > bytes) {
             let shape = &array.shape;
             return Err(invalid(format!(
                 "{name}, of shape {shape:?}, is not within its storage, which has {bytes} bytes"
@@ -208,7 +203,7 @@ impl Array {
     fn of_dlpack(comm: &Comm, array: &Bound<'_, PyAny>, name: &str) -> PyResult<Self> {
         let py = array.py();
         let arguments = PyDict::new(py);
-        // The caller's stream orders the work that writes it.
+        // -1: the other library orders nothing. The caller's stream has the work that writes it.
         arguments.set_item(intern!(py, "stream"), -1)?;
         let capsule = array.call_method(intern!(py, "__dlpack__"), (), Some(&arguments))?;
         let tensor = take_dlpack(capsule.cast()?)?;
@@ -228,8 +223,9 @@ impl Array {
         Self::new(name, address, shape, data_type, place)
     }
 
-    /// Returns the object that must last until the work of a call is done. A tensor of torch's is
-    /// one if the call is on another stream than torch's `is_current` one.
+    /// Returns the object that a call must keep until its work is done. A tensor of torch's needs
+    /// that only if the call is not on torch's current stream (`is_current`): torch reuses the
+    /// memory in the order of that stream.
     pub fn owner(&self, py: Python<'_>, is_current: bool) -> Option<Py<PyAny>> {
         match &self.place {
             Place::Gpu { owner: Owner::Other(owner), .. } => Some(owner.clone_ref(py)),
@@ -408,7 +404,8 @@ fn elements_of(shape: &[usize], size: usize) -> Option<usize> {
     len.checked_mul(size).filter(|bytes| isize::try_from(*bytes).is_ok()).map(|_| len)
 }
 
-/// Returns whether elements of `size` bytes are consecutive. What overflows is found later.
+/// Returns whether elements of `size` bytes are consecutive. [`elements_of`] refuses the extents
+/// that overflow here.
 fn is_row_major(shape: &[usize], strides: &[isize], size: usize) -> bool {
     let mut expected = size as isize;
     let consecutive = |(&extent, &stride): (&usize, &isize)| {

@@ -53,6 +53,7 @@ impl Operation {
             Self::AllReduce(op) => collectives.all_reduce(send, recv, op, stream),
             Self::AllGather => collectives.all_gather(send, recv, stream),
             Self::ReduceScatter(op) => collectives.reduce_scatter(send, recv, op, stream),
+            // In place: the ranks other than the root do not read it.
             Self::Broadcast { root } => {
                 collectives.broadcast(Some(send.clone()), recv, root, stream)
             }
@@ -250,7 +251,8 @@ impl PyCollectives {
         let call = || {
             let collectives = &*collectives.lock();
             with_type!(input.data_type, T => {
-                // NCCL reduces in it where the output is quantised.
+                // The input is written too without an output, as it is that, and with a quantised
+                // output, as NCCL then reduces in place.
                 let read = if output.is_some() && scale.is_none() { Use::Read } else { Use::Write };
                 let input = Operand::<T>::new(comm, &input, read, &stream)?;
                 let residual = Operand::<T>::new(comm, &residual, Use::Write, &stream)?;
@@ -291,7 +293,8 @@ impl PyCollectives {
     }
 }
 
-/// Where parts of these counts begin that lie one after the other.
+/// Returns where parts of these counts begin that lie one after the other. The operation refuses
+/// what saturates, as no array has so many elements.
 fn offsets(counts: &[usize]) -> Vec<usize> {
     let ends = counts.iter().scan(0_usize, |end, count| {
         *end = end.saturating_add(*count);

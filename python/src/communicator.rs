@@ -289,7 +289,7 @@ impl PyCommunicator {
 #[pyclass(name = "DevComm", module = "devcomm", frozen)]
 pub struct PyDevComm {
     own: Own<DevCommResource>,
-    /// The words of the handle of an `ll_a2a` that was asked for.
+    /// The words of the handle of an `ll_a2a` that was asked for, in the order of its fields.
     ll_a2a: Option<[u32; 2]>,
     /// The ResourceHandle of the buffer that was asked for; None: none was.
     #[pyo3(get)]

@@ -19,6 +19,7 @@ pub fn raise(Class(name): Class, message: impl Into<String>) -> PyErr {
         let class = py.import("devcomm.errors").and_then(|errors| errors.getattr(name));
         match class.and_then(|class| Ok(class.cast_into::<PyType>()?)) {
             Ok(class) => PyErr::from_type(class, message),
+            // Python ends, and imports nothing any more.
             Err(_) => PyRuntimeError::new_err(message),
         }
     })

@@ -91,7 +91,8 @@ impl PyExpertParallel {
         };
         let own = Products::make(py, communicator, stream, make)?;
         let inner = own.get()?;
-        let most_rows = inner.gemm.lock().parallel.most_rows();
+        let most_rows = inner.operation.lock().parallel.most_rows();
+        // `build` has refused a number of experts that is no multiple of the ranks'.
         let local_experts = experts / inner.comm.communicator.n_ranks();
         Ok(Self { own, hidden, tokens, top_k, f8, local_experts, most_rows })
     }
@@ -296,6 +297,7 @@ impl PyExpertParallel {
         data_type: DataType,
     ) -> PyResult<Array> {
         let array = Array::of(comm, array, name)?;
+        // `require` refuses an array of 0 dimensions, which has no columns.
         let rows = array.shape.first().copied().unwrap_or_default();
         array.require(data_type, &[rows, self.hidden], name)
     }
@@ -347,6 +349,7 @@ impl Outputs {
 }
 
 impl Experts {
+    /// Sends the tokens: their rows, experts and weights.
     fn dispatch(&self, comm: &Comm, tokens: &[Array; 3], stream: &Stream) -> Result<()> {
         let [input, ids, weights] = tokens;
         let count = input.shape[0];
@@ -385,7 +388,8 @@ impl Experts {
     }
 }
 
-/// Returns what is there, made the first time.
+/// Returns what is there, made the first time. The caller holds the lock on the operation, so no
+/// other thread makes it too.
 fn made<T>(there: &OnceLock<T>, make: impl FnOnce() -> Result<T>) -> Result<&T> {
     if let Some(there) = there.get() {
         return Ok(there);

@@ -13,7 +13,7 @@ use crate::products::{Added, Keywords, Layout, Matrices, Products, Written};
 
 type Slice = DeviceSlice<bf16>;
 
-/// A product with a collective.
+/// A product with a collective. A `shape` is `[m, n, k]`.
 pub trait Fused: Send + Sized + 'static {
     /// The memory of C.
     type C: Written;
@@ -32,7 +32,8 @@ pub trait Fused: Send + Sized + 'static {
         added: &Added<Slice>,
     ) -> Result<()>;
 
-    /// Returns the fastest plan, of products to which nothing is added.
+    /// Returns the fastest plan, of products to which nothing is added: the last argument is there
+    /// as [`launch`](Self::launch) has it.
     fn measure(
         &self,
         factors: [&Slice; 2],
@@ -183,7 +184,7 @@ macro_rules! class {
             /// Returns how a product of this shape, with all rows, is done, and why.
             fn explain(&self, py: Python<'_>, m: usize, n: usize, k: usize) -> PyResult<String> {
                 let inner = self.own.get()?;
-                let explain = || Fused::explain(&*inner.gemm.lock(), [m, n, k]);
+                let explain = || Fused::explain(&*inner.operation.lock(), [m, n, k]);
                 detached(py, explain).map_err(exception)
             }
 

@@ -206,6 +206,7 @@ type Add<T, O> =
     for<'g> fn(Product<'g, T, O>, [bool; 2], Option<Scales<Factor>>) -> Product<'g, T, O>;
 type Factor = DeviceSlice<f32>;
 
+/// Adds transposed factors; the caller has refused scales.
 fn turned<T: TransposableElement, O: GemmOutput<T>>(
     product: Product<'_, T, O>,
     [of_a, of_b]: [bool; 2],
@@ -215,6 +216,7 @@ fn turned<T: TransposableElement, O: GemmOutput<T>>(
     if of_b { product.transposed_b() } else { product }
 }
 
+/// Adds scales of whole factors; the caller has refused transposed factors, and scales of blocks.
 fn scaled<T: ScaledElement, O: GemmOutput<T>>(
     product: Product<'_, T, O>,
     _: [bool; 2],
@@ -226,6 +228,7 @@ fn scaled<T: ScaledElement, O: GemmOutput<T>>(
     }
 }
 
+/// Adds scales of blocks or of whole factors; the caller has refused transposed factors.
 fn scaled_by_block<T: ScaledElement>(
     product: Product<'_, T, T::Output>,
     transposed: [bool; 2],

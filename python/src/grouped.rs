@@ -59,6 +59,7 @@ impl PyGroupedGemm {
         let c = match c {
             Some(c) => c.clone(),
             None => {
+                // `launch` refuses an array that lacks a dimension.
                 let extent = |array: &Array, i| array.shape.get(i).copied().unwrap_or_default();
                 new_tensor(like, "new_zeros", [extent(&a, 0), extent(&b, 1)], a.data_type)?
             }
@@ -83,13 +84,13 @@ impl PyGroupedGemm {
     }
 }
 
-/// Returns an array of one number of 32 bits for each group.
+/// Returns an array of int32 or uint32 as one of uint32.
 pub fn numbers_of(comm: &Comm, array: &Bound<'_, PyAny>, name: &str) -> PyResult<Array> {
     let mut array = Array::of(comm, array, name)?;
     if array.data_type != DataType::Int32 {
         array.require_type(DataType::Uint32, name)?;
     }
-    // Torch has few operations of unsigned numbers; a group's are not negative.
+    // Torch has few operations of unsigned numbers; indices and sizes are not negative.
     array.data_type = DataType::Uint32;
     Ok(array)
 }

@@ -18,7 +18,7 @@ use crate::own::Own;
 use crate::signals::waiting;
 use crate::window::{PyWindow, Win};
 
-/// An address that is not NULL, for slices without elements.
+/// An address that is not NULL, and aligned for every type, for slices without elements.
 const NOWHERE: u64 = 256;
 
 struct Inner {
@@ -254,6 +254,7 @@ impl Value {
                 RawArg::new::<devcomm_types::Window<T>, _>(window.typed::<T>()?)
             }),
             Self::Address(array) => RawArg::new::<u64, _>(array.address),
+            // A slice is an address and a number of elements, whatever their type.
             Self::Slice(Array { len: 0, .. }) => RawArg::new(Slice::<u8>::new(NOWHERE, 0)),
             Self::Slice(array) => RawArg::new(Slice::<u8>::new(array.address, array.len)),
             Self::Bytes(bytes) => RawArg::of_bytes(bytes),

@@ -23,10 +23,10 @@ pub fn load_nccl(py: Python<'_>, path: Option<PathBuf>) -> PyResult<(String, Str
     let path = library.path();
     // Global symbols: torch finds these functions before those of the library that it loads.
     let ctypes = py.import("ctypes")?;
-    ctypes.call_method1("CDLL", (path.to_str(), ctypes.getattr("RTLD_GLOBAL")?))?;
+    ctypes.call_method1("CDLL", (path.as_os_str(), ctypes.getattr("RTLD_GLOBAL")?))?;
     // A later `Library::open` finds this library, and not another one that is new enough for it.
     let variables = py.import("os")?.getattr("environ")?;
-    let folder = path.parent().unwrap_or(path).display().to_string();
-    variables.set_item("DEVCOMM_NCCL_HOME", folder)?;
+    let folder = path.parent().unwrap_or(path);
+    variables.set_item("DEVCOMM_NCCL_HOME", folder.as_os_str())?;
     Ok((library.version().to_string(), path.display().to_string()))
 }

@@ -1,6 +1,6 @@
 //! Arrays as operands: those on the GPU as they are, those of the host by copies.
 
-use devcomm::{Buffer, DeviceSlice, Element, Result, Stream, SymmetricBuffer};
+use devcomm::{Buffer, DeviceSlice, Element, Result, Stream};
 
 use crate::array::{Array, Place};
 use crate::communicator::Comm;
@@ -39,14 +39,13 @@ pub struct Operand<T: Element> {
     pub slice: DeviceSlice<T>,
     /// Where the elements are copied to afterwards.
     back: Option<u64>,
-    /// The GPU's copy of an array of the host.
-    _copy: Option<SymmetricBuffer<T>>,
 }
 
 /// What a call does with an operand.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     Read,
+    /// Written, and possibly read too.
     Write,
 }
 
@@ -83,14 +82,16 @@ impl<T: Element> Operand<T> {
             }
             Place::Dlpack { .. } => return Ok(Self::on_gpu(comm, address, len)),
         }
+        // Memory has at least an element. The slice keeps it.
         let copy = comm.communicator.mem_alloc::<T>(len.max(1))?;
         let slice = copy.slice(..len)?;
         stream.copy_to_device(elements::<T>(address, len), &slice)?;
         let back = (usage == Use::Write).then_some(address);
-        Ok(Self { slice, back, _copy: Some(copy) })
+        Ok(Self { slice, back })
     }
 
-    /// Elements at an address: of a window, if they are in one of the communicator's.
+    /// Returns the elements at an address: as part of a window of the communicator's if they are in
+    /// one, since kernels reach the peers' parts of it only then.
     fn on_gpu(comm: &Comm, address: u64, len: usize) -> Self {
         let bytes = (len * size_of::<T>()) as u64;
         for window in comm.windows() {
@@ -124,7 +125,7 @@ impl<T: Element> Operand<T> {
 
 impl<T: Element> From<DeviceSlice<T>> for Operand<T> {
     fn from(slice: DeviceSlice<T>) -> Self {
-        Self { slice, back: None, _copy: None }
+        Self { slice, back: None }
     }
 }
 

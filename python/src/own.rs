@@ -8,7 +8,8 @@
 //! functions. That is what the types of the host crate are for: they are `Send` and `Sync`, each
 //! call makes the CUDA context current on its thread, and calls of NCCL on one communicator are
 //! made one after the other. Operations (`Collectives`, the products) are `Send` alone: they are in
-//! a [`ReentrantMutex`](parking_lot::ReentrantMutex), which a call holds. On simulated GPUs one
+//! a [`ReentrantMutex`](parking_lot::ReentrantMutex), which a call holds; a signal's handler, which
+//! Python calls on the thread that waits, may call the same object. On simulated GPUs one
 //! thread of the machine runs at a time, and lets others run within its calls of devcomm alone: a
 //! thread that waits for another one of Python's would wait for ever. So there the objects stay on
 //! their thread, on which torch calls the backward functions of tensors on the CPU.
@@ -48,6 +49,7 @@ struct Table {
     objects: BTreeMap<u64, Object>,
     /// The objects that no [`Scope`] drops.
     lasting: BTreeMap<u64, Object>,
+    /// The number of objects made so far, and so the id of the next.
     made: u64,
     /// The ids of objects whose handles were dropped.
     returned: Vec<u64>,
@@ -80,7 +82,7 @@ pub fn forget() {
 }
 
 impl Home {
-    /// Returns that of this thread, whose objects other threads may use or not.
+    /// Returns the table of this thread; `is_shared`: whether other threads may use its objects.
     pub fn here(is_shared: bool) -> Self {
         Self { table: TABLE.with(Arc::clone), is_shared }
     }
@@ -89,7 +91,7 @@ impl Home {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether it is that of this thread; no thread's that ends.
+    /// Returns whether the table is that of this thread; a thread that ends has none any more.
     fn is_here(&self) -> bool {
         TABLE.try_with(|table| Arc::ptr_eq(table, &self.table)).unwrap_or(false)
     }

@@ -17,11 +17,11 @@ use crate::operand::{Operand, Use};
 use crate::own::Own;
 use crate::signals::waiting;
 
-/// Products on a stream of their own.
+/// An operation, such as a product, on a stream of its own.
 pub struct Products<G> {
     pub comm: Arc<Comm>,
     pub stream: Stream,
-    pub gemm: ReentrantMutex<G>,
+    pub operation: ReentrantMutex<G>,
 }
 
 impl<G: Send + 'static> Products<G> {
@@ -35,13 +35,13 @@ impl<G: Send + 'static> Products<G> {
     ) -> PyResult<Own<Self>> {
         let comm = communicator.get()?;
         let stream = comm.gpu.capturable(asked, py)?;
-        let gemm = ReentrantMutex::new(waiting(py, || make(&comm.communicator, &stream))?);
+        let operation = ReentrantMutex::new(waiting(py, || make(&comm.communicator, &stream))?);
         let home = comm.home.clone();
-        Ok(Own::new(&home, Self { comm, stream, gemm }))
+        Ok(Own::new(&home, Self { comm, stream, operation }))
     }
 
-    /// Does `work` on their stream, which uses these arrays, as if on the stream that was asked
-    /// for.
+    /// Does `work`, which uses these arrays, on the operation's own stream, as if on the one that
+    /// was asked for.
     pub fn call<R>(
         &self,
         py: Python<'_>,
@@ -49,11 +49,11 @@ impl<G: Send + 'static> Products<G> {
         stream: Option<&Bound<'_, PyAny>>,
         work: impl FnOnce(&G, &Stream) -> Result<R>,
     ) -> PyResult<R> {
-        let Self { comm, stream: own, gemm } = self;
+        let Self { comm, stream: own, operation } = self;
         let asked = comm.gpu.stream(stream, py)?;
         let on_own = || {
-            let gemm = gemm.lock();
-            fork(&asked, own, || work(&gemm, own))
+            let operation = operation.lock();
+            fork(&asked, own, || work(&operation, own))
         };
         comm.gpu.call(py, (&asked, stream), arrays, on_own)
     }

@@ -108,7 +108,7 @@ impl Interrupt {
 
     /// Waits for what the world's thread sends when the ranks have ended. If a handler raises an
     /// exception meanwhile, ends the ranks and fails with it; a rank that does not end soon, since
-    /// it waits elsewhere, is left to itself.
+    /// it waits elsewhere, is left to itself. Returns `None` if the world's thread has panicked.
     pub fn wait<T>(&self, py: Python<'_>, ended: &Receiver<T>) -> PyResult<Option<T>> {
         loop {
             match detached(py, || ended.recv_timeout(INTERVAL)) {

@@ -111,7 +111,7 @@ impl Gpu {
         if owners.is_empty() {
             return Ok(());
         }
-        // The default stream cannot be captured.
+        // The default stream cannot be captured. A capture of another one takes the owners.
         let owners = match stream.is_default() {
             true => Some(owners),
             false => stream.give_to_capture(owners).map_err(exception)?,

@@ -74,6 +74,7 @@ impl Win {
         Own::lasting(&self.comm.home, Arc::clone(self.exported.get_or_init(make)))
     }
 
+    /// Copies an array to the window, for [`Use::Read`] of the array, or the window to the array.
     fn copy(&self, py: Python<'_>, host: &Bound<'_, PyAny>, usage: Use) -> PyResult<()> {
         let (comm, name) = (&self.comm, "the array");
         let array = Array::of(comm, host, name)?;
@@ -162,7 +163,9 @@ impl PyWindow {
         (self.len,)
     }
 
-    /// Copies as many elements from an array, after waiting for the stream's work.
+    /// Copies the elements of an array of the same length to this rank's part of the window, on
+    /// torch's current stream or devcomm's own. An array of the host has been read when this
+    /// returns.
     fn copy_from(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<()> {
         self.own().get()?.copy(py, array, Use::Read)
     }

@@ -96,6 +96,7 @@ impl PyWorld {
         let of_processes = self.world.is_of_processes();
         let known = Arc::clone(&interrupt);
         let call = move |rank: &Rank| {
+            // Before the scope, whose end may ask for the GIL.
             let _sleeps = (!of_processes).then(SleepsAfterPython::enter);
             let _scope = Scope::enter();
             let rank = PyRank::new(rank)?;

@@ -115,6 +115,19 @@ def test_an_nccl_that_is_new_enough_is_the_only_one_in_any_order(code, tmp_path)
     assert run(code.format(path=library), site) == [[library], ["2.32.3", library]]
 
 
+def test_a_library_is_found_and_global_in_a_folder_whose_name_is_not_utf8(tmp_path):
+    root = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    root.mkdir()
+    folder = str(Path(environment(root, 23203)[1]).parent)
+    code = f"""if True:
+        import ctypes, os, devcomm
+        devcomm.load_nccl({folder!r})
+        ctypes.CDLL(None).ncclGetVersion
+        assert os.environ["DEVCOMM_NCCL_HOME"] == {folder!r}
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 # Torch's NCCL is that of its packages: the one that its wheel pins, or the newer one that was
 # installed in its place.
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")

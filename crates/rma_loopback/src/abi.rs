@@ -18,7 +18,7 @@ pub const SUCCESS: Status = 0;
 pub const UNHANDLED_CUDA_ERROR: Status = 1;
 /// A call of the operating system failed.
 pub const SYSTEM_ERROR: Status = 2;
-/// A bug in the plugin.
+/// A bug in the plugin, or invalid counts in memory that another process shares.
 pub const INTERNAL_ERROR: Status = 3;
 /// An argument is out of range.
 pub const INVALID_ARGUMENT: Status = 4;
@@ -45,16 +45,16 @@ pub const MR_SIGNAL_NEVER_RESET: u64 = 1 << 1;
 pub const SIGNAL_INC: u32 = 1;
 /// Signal operation: add the value.
 pub const SIGNAL_ADD: u32 = 2;
-/// The plugin supports GIN PROXY.
+/// The type of a network device through which GIN PROXY works. NCCL: `NCCL_NET_DEVICE_GIN_PROXY`.
 pub const NET_DEVICE_GIN_PROXY: c_int = 2;
 
 /// The physical devices behind a device. NCCL: `ncclNetVDeviceProps_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct NetVDeviceProps {
-    /// The number.
+    /// The number of physical devices.
     pub ndevs: c_int,
-    /// The indices.
+    /// The indices of these: the first `ndevs` of the array.
     pub devs: [c_int; 8],
 }
 

@@ -9,7 +9,7 @@ use crate::connection::{Connection, LocalRank};
 use crate::endpoint::{Endpoint, Handle};
 use crate::error::{Error, Result};
 use crate::log;
-use crate::region::Region;
+use crate::region::{Region, id_of};
 use crate::remote::{Link, connect_links};
 use crate::request::{ContextId, Request, Requests};
 
@@ -32,9 +32,12 @@ pub(crate) struct Comm {
     /// Links to the ranks of other processes, by rank.
     links: Vec<Option<Link>>,
     requests: Mutex<Requests>,
+    /// The number of calls of `progress`.
     polls: AtomicU64,
+    /// The time of the last `check`; the thread that checks holds the lock.
     checked: Mutex<Instant>,
-    /// The time at which pending operations were dropped, after a failure.
+    /// The time at which pending operations were dropped, after a failure: no later wait for idle
+    /// streams goes beyond [`STOP_WITHIN`] from then.
     stopped: OnceLock<Instant>,
 }
 
@@ -130,7 +133,7 @@ impl Comm {
         log::debug(format_args!(
             "rank {}: region {} at {base:?}, {bytes} bytes, memory {memory}, flags {flags}",
             self.rank,
-            handle as usize - 1
+            id_of(handle)?
         ));
         Ok(handle)
     }
@@ -267,6 +270,7 @@ impl Comm {
     pub(crate) fn release_requests(&self, context: ContextId, count: usize) {
         let outstanding = self.requests().outstanding_of(context);
         self.progress_until("a context was destroyed", || {
+            // No error comes: these requests are to ranks that `peer` has found.
             outstanding.iter().all(|request| self.is_done(*request).unwrap_or(false))
         });
         self.requests().release(context, count);

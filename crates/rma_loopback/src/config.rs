@@ -107,11 +107,12 @@ impl Config {
                 _ => Err(invalid(name, &value, expected)),
             },
         };
+        let kib = default.slot_bytes as u64 >> 10;
         Ok(Self {
             copy,
             signal,
-            slots: number("DEVCOMM_GIN_SLOTS", 16, SLOTS, "2 to 1024")? as usize,
-            slot_bytes: (number("DEVCOMM_GIN_SLOT_KIB", 512, SLOT_KIB, "4 to 65536")? as usize)
+            slots: number("DEVCOMM_GIN_SLOTS", default.slots as u64, SLOTS, "2 to 1024")? as usize,
+            slot_bytes: (number("DEVCOMM_GIN_SLOT_KIB", kib, SLOT_KIB, "4 to 65536")? as usize)
                 << 10,
             depth: number("DEVCOMM_GIN_DEPTH", default.depth, 1..=1024, "1 to 1024")?,
             connections: number("DEVCOMM_GIN_CONNECTIONS", 1, 1..=4, "1 to 4")? as i32,

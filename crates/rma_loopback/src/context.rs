@@ -110,6 +110,7 @@ impl Context {
                 }
                 Peer::Remote(link) => {
                     let (region, kind) = match bytes {
+                        // Without bytes the owner reads no region.
                         0 => (0, RemoteKind::Put(None)),
                         _ => {
                             (id_of(to.region)?, RemoteKind::Put(Some(comm.me.range(from, bytes)?)))
@@ -174,6 +175,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         // NCCL next frees memory that the requests use.
         self.comm.release_requests(self.id, self.requests);
+        // Its thread makes no progress for other processes any more.
         self.comm.finish_incoming();
     }
 }

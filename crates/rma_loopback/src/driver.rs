@@ -37,6 +37,11 @@ const HOST_PORTABLE_MAPPED: c_uint = 1 | 2;
 const CAPTURE_RELAXED: c_int = 2;
 
 /// An operation of `cuStreamBatchMemOp`. CUDA: `CUstreamBatchMemOpParams`.
+///
+/// A write is its kind, the address, the value and flags, of which 0 stands for a memory barrier
+/// before the write. A barrier is its kind, and in the upper half of the same word 0: for the whole
+/// system. A reduction is its kind; 0 for an addition and, in the upper half, the data type; the
+/// address; the value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemOp(pub [u64; 6]);
@@ -50,7 +55,7 @@ impl MemOp {
     pub const BARRIER: u64 = 6;
     /// CUDA: `CU_STREAM_MEM_OP_ATOMIC_REDUCTION`.
     pub const REDUCTION: u64 = 8;
-    /// Data type of a reduction: unsigned, 64 bits.
+    /// Data type of a reduction: unsigned, 64 bits. CUDA's number.
     pub const REDUCTION_U64: u64 = 0x16;
 
     /// Writes `value` after all earlier work of the stream, visible to every device and the host.
@@ -396,6 +401,7 @@ impl Drop for CurrentContext<'_> {
 pub(crate) struct Pinned {
     device: Device,
     pub(crate) host: *mut u8,
+    /// The address by which devices access it.
     pub(crate) address: Address,
     pub(crate) bytes: usize,
 }

@@ -20,6 +20,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"dvcgin01");
 /// A rank's identity and address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle {
+    /// Half of the kernel's boot id, which differs between hosts.
     host: u64,
     /// Identifies this process, together with `pid`: a random number that forked children inherit.
     process: u64,
@@ -53,6 +54,7 @@ impl Handle {
 
     pub(crate) fn from_bytes(bytes: &[u8; HANDLE_BYTES], rank: usize) -> Result<Self> {
         let mut fields = bytes.as_chunks().0.iter().map(|&field| u64::from_le_bytes(field));
+        // There are 16 words, more than are read.
         let mut next = || fields.next().unwrap_or_default();
         if next() != MAGIC {
             return Err(Error::Unsupported(format!(

@@ -142,9 +142,10 @@ pub(crate) unsafe extern "C" fn get_properties(
             ptr_support: abi::PTR_HOST | abi::PTR_CUDA | abi::PTR_DMABUF,
             reg_is_global: 0,
             force_flush: 0,
-            speed: 100_000,
+            speed: 100_000, // Mbit/s
             port: 0,
             latency: 0.0,
+            // The plugin has no limit of these, nor of bytes below.
             max_comms: 1 << 20,
             max_recvs: MAX_RECVS as c_int,
             net_device_type: abi::NET_DEVICE_GIN_PROXY,
@@ -153,7 +154,7 @@ pub(crate) unsafe extern "C" fn get_properties(
             max_p2p_bytes: 1 << 40,
             max_coll_bytes: 1 << 40,
             max_multi_request_size: 1,
-            rail_id: -1,
+            rail_id: -1, // none
             plane_id: -1,
         };
         // SAFETY: NCCL passes a valid out pointer.
@@ -400,7 +401,8 @@ with_v14! {
     }
 }
 
-/// Does nothing: a get is complete only when its data is visible to kernels.
+/// Does nothing: a get is complete only when its data is visible to kernels. The
+/// request is null, and NCCL does not test it.
 pub(crate) unsafe extern "C" fn iflush(
     _context: Opaque,
     _index: c_int,

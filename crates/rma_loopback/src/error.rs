@@ -51,7 +51,7 @@ pub enum Error {
     /// Another rank ended or failed.
     #[error("{0}")]
     Remote(String),
-    /// A bug in the plugin.
+    /// A bug in the plugin, or invalid counts in memory that another process shares.
     #[error("{0}")]
     Internal(String),
 }

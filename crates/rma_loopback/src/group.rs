@@ -15,7 +15,8 @@ use crate::error::Result;
 use crate::stream::{STAGED, TrackedStream};
 use crate::transfer::Shadow;
 
-/// The maximum number of words that one call writes; the driver accepts 256.
+/// The number of words at which a group is full. A transfer adds at most two, so a call has up to
+/// 65, a barrier and a completion; the driver accepts 256.
 const MAX_WORDS: usize = 64;
 /// The least number of signals close together that one copy writes, instead of one write each: the
 /// stream takes 0.9 us for each word, and about 10 us for a copy.
@@ -118,6 +119,7 @@ impl Group {
         if !is_one_region || last - first >= STAGED {
             return Ok(false);
         }
+        // The caller's lock on the inbound queue keeps the values from changing meanwhile.
         let words = values[*first..=last].iter().map(|value| value.load(Ordering::Relaxed));
         stream.copy_words(at, words).map(|()| true)
     }

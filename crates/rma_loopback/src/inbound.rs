@@ -44,6 +44,7 @@ pub(crate) struct InboundQueue {
 #[derive(Default)]
 struct Arrived {
     transfers: Vec<Transfer>,
+    /// The number of transfers so far, and so the sequence number of the last.
     accepted: u64,
     /// The connection has failed: nothing more is accepted.
     cancelled: bool,
@@ -55,6 +56,7 @@ struct State {
     transfers: VecDeque<Transfer>,
     /// The host step of the first transfer, to be run once the stream has passed the mark.
     step: Option<(u64, HostStep)>,
+    /// The number of transfers completely enqueued, of which the stream has completed some or all.
     issued: u64,
     /// The last transfer of each group in the stream.
     groups: Vec<u64>,
@@ -153,6 +155,7 @@ impl InboundQueue {
     }
 
     fn enqueue_pending(&self, state: &mut State) -> Result<()> {
+        // `arrived` is locked after that: what is submitted later sets the flag again.
         self.waiting.store(false, Ordering::Relaxed);
         state.transfers.extend(self.arrived().transfers.drain(..));
         let stream = &self.stream;
@@ -165,6 +168,7 @@ impl InboundQueue {
                 step => step.is_some(),
             };
             let in_stream = state.issued - stream.done();
+            // A step is run also with all groups in the stream, since it adds none.
             if in_stream >= self.config.depth || state.groups.len() >= GROUPS && !is_stepping {
                 break;
             }

@@ -37,7 +37,7 @@
 //! | `DEVCOMM_GIN_SLOTS` | 16 (2 to 1024) | staging slots per rank, per peer in another process |
 //! | `DEVCOMM_GIN_SLOT_KIB` | 512 (4 to 65536) | size of a staging slot, in pinned memory |
 //! | `DEVCOMM_GIN_DEPTH` | 256 (1 to 1024) | operations in an inbound stream; later ones wait |
-//! | `DEVCOMM_GIN_CONNECTIONS` | 1 to 4 | network devices to report, one connection for each |
+//! | `DEVCOMM_GIN_CONNECTIONS` | 1 (1 to 4) | network devices to report, one connection for each |
 //! | `DEVCOMM_GIN_TIMEOUT` | 60 | seconds that a rank waits for the others to connect |
 //! | `DEVCOMM_GIN_DEBUG` | unset, 1 | log to standard error; errors are always logged |
 //!

@@ -106,6 +106,7 @@ impl Regions {
         all.iter_mut().filter_map(Option::take).collect()
     }
 
+    /// Calls `body` with region `id` and the offset, if `bytes` bytes there are in the region.
     fn with<T>(
         &self,
         id: RegionId,

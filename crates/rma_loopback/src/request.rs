@@ -62,7 +62,7 @@ impl Requests {
                 self.free.push(index as u32);
             }
         }
-        self.bound = self.bound.saturating_sub(count);
+        self.bound -= count;
     }
 
     /// Returns the requests of a context that NCCL has not seen complete.
@@ -85,7 +85,7 @@ impl Requests {
     /// Stores a request, for which there is capacity; returns its handle, which is not null.
     pub(crate) fn add(&mut self, context: ContextId, request: Request) -> Result<Opaque> {
         self.require_room()?;
-        let index = self.free.pop().unwrap_or_default();
+        let index = self.free.pop().unwrap_or_default(); // there is one
         let entry = &mut self.entries[index as usize];
         entry.request = Some((context, request));
         Ok(((u64::from(entry.generation) << 32) + u64::from(index) + 1) as Opaque)
@@ -107,7 +107,7 @@ impl Requests {
             .ok_or_else(|| Error::Argument(format!("{handle:?} is not an outstanding request")))
     }
 
-    /// Removes a complete request.
+    /// Removes a complete request, whose handle [`get`](Self::get) has accepted.
     pub(crate) fn remove(&mut self, handle: Opaque) {
         let (_, index) = Self::index(handle);
         if let Some(entry) = self.entries.get_mut(index as usize)

@@ -47,7 +47,7 @@ impl Staging {
         Ok(staging)
     }
 
-    /// Takes a free slot.
+    /// Takes a free slot, if there is one.
     pub(crate) fn take(&self) -> Option<usize> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let free = slots.iter().position(|slot| match slot {

@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 
 /// Bytes from one word to the next, so that no two share a cache line.
 const WORD_STRIDE: usize = 128;
+/// Byte offsets in `words`: the sequence number, the mark, the scratch word, the slots.
 const DONE: usize = 0;
 const MARK: usize = WORD_STRIDE;
 const SCRATCH: usize = 2 * WORD_STRIDE;
@@ -19,7 +20,8 @@ const SLOTS: usize = 3 * WORD_STRIDE;
 
 /// The maximum number of words that [`TrackedStream::copy_words`] writes.
 pub(crate) const STAGED: usize = 64;
-/// The number of slots for such words: the limit of groups allows fewer copies in the stream.
+/// The number of slots for such words. The limit of groups, and the waits for host steps, allow
+/// fewer copies in the stream, so a slot is written again only after its copy.
 const N_SLOTS: usize = 8;
 
 /// A stream on a rank's device. Callers make the [`Device`]'s context current before they enqueue.
@@ -84,7 +86,8 @@ impl TrackedStream {
         self.word(MARK).load(Ordering::Acquire) >= mark
     }
 
-    /// Returns a word in pinned memory, for a value that the stream reads from the device.
+    /// Returns a word in pinned memory, for a value that the stream reads from the device. One is
+    /// enough: the host step that reads it holds up all later transfers.
     pub(crate) fn scratch(&self) -> *mut u64 {
         self.word(SCRATCH).as_ptr()
     }
@@ -155,6 +158,7 @@ impl TrackedStream {
         for (index, word) in words.take(STAGED).enumerate() {
             self.word(from + 8 * index).store(word, Ordering::Relaxed);
         }
+        // The copy sees what this thread has stored before it calls the driver.
         self.copy_h2d(to, self.word(from).as_ptr().cast_const().cast(), bytes)
     }
 

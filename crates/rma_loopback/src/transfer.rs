@@ -110,7 +110,7 @@ unsafe impl Send for Transfer {}
 /// A step that the host executes when the stream has passed the mark that was enqueued before it.
 /// The stream is idle then.
 pub(crate) enum HostStep {
-    /// Copy to host memory.
+    /// Copy to host memory, from the staging slot `slot` if there is one.
     Copy { from: *const u8, to: *mut u8, bytes: usize, slot: Option<usize> },
     /// Add to a word of host memory.
     AddOnHost { word: *mut u64, add: u64 },
@@ -234,7 +234,8 @@ impl Transfer {
     }
 }
 
-/// Enqueues the rest of a range, directly or through slots.
+/// Enqueues the rest of a range, directly or through slots. What needs no slot is enqueued at once,
+/// so that `moved` is 0 before it.
 fn move_range(
     stream: &Arc<TrackedStream>,
     config: &Config,

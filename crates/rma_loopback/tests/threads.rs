@@ -12,7 +12,9 @@ use devcomm_rma_loopback::abi::{
 use devcomm_rma_loopback::config::{Config, CopyMethod, SignalMethod};
 
 use fake::memory::{Kind, mappings_of};
-use fake::{Bootstrap, Memory, NO_DATA, Options, Rank, device, listen, run_ranks, setup, work};
+use fake::{
+    Bootstrap, IMPATIENCE, Memory, NO_DATA, Options, Rank, device, listen, run_ranks, setup, work,
+};
 
 fn config() -> Config {
     Options::default().config
@@ -233,7 +235,7 @@ fn va_signals_are_refused_if_several_connections_would_lose_some() {
                 if reductions {
                     rank.serve(|| rank.try_test(request) == (SUCCESS, true));
                 } else {
-                    assert!((0..1100).any(|_| rank.try_progress() == INVALID_USAGE));
+                    assert!((0..IMPATIENCE).any(|_| rank.try_progress() == INVALID_USAGE));
                 }
             }
             bootstrap.barrier.wait();

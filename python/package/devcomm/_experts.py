@@ -93,7 +93,7 @@ def _expert_dispatch_backward(grad, ids, name):
     experts, out = experts_of(name), _tokens_like(grad, ids)
     experts.step(out, ids, torch.ones_like(ids, dtype=torch.float32))
     experts.parallel.combine(grad.contiguous(), out)
-    # Its weights are those of no tokens.
+    # A combine must not follow: its weights would be these of 1.
     experts.count = None
     return out
 
@@ -151,12 +151,13 @@ def _expert_combine_backward(grad, rows, ids, weights, name):
     parallel, ranks = experts.parallel, experts.n_ranks
     numbers = ("offsets", "sizes", "origins")
     of_rows, offsets, sizes, origins = experts.step(grad, ids, weights, numbers)
-    # All ranks' experts and weights.
+    # All ranks' experts, and the bits of their weights.
     own = ids.new_full((parallel.tokens, top_k, 2), -1)
     own[:count, :, 0], own[:count, :, 1] = ids, weights.contiguous().view(torch.int32)
     routing = own.new_empty(ranks * parallel.tokens, top_k, 2)
     experts.collectives.all_gather(own, routing)
-    # The expert of each row, its token, and which of the token's experts it is.
+    # The expert of each row, its token, and which of the token's experts it is. Of experts that
+    # begin at the same row the last one has it: the others have none.
     row = torch.arange(len(of_rows), dtype=torch.int32, device=ids.device)
     expert = torch.searchsorted(offsets[:-1], row, right=True) - 1
     has_token = row - offsets[expert] < sizes[expert]

@@ -40,7 +40,8 @@ class Group:
                 raise devcomm.InvalidInput(f"{name} is on {tensor.device}, expected {here}")
 
     def product(self, kind, m, columns):
-        """The object for products of up to m rows and so many columns that the ranks exchange."""
+        """The object of a class for products of up to m rows and so many columns (AllGatherGemm: of
+        the gathered a)."""
         most, made = self._products.get(kind, ((0, 0), None))
         if m > most[0] or columns > most[1]:
             most = max(m, most[0]), max(columns, most[1])
@@ -176,13 +177,14 @@ def define(name, inputs, shape, run, backward, option=("op", "", ["sum"]), new="
 
     def keep(ctx, inputs, output):
         ctx.name, *rest = inputs[count:]
+        # The option or its default, and the number of arguments that have no gradient.
         ctx.option, ctx.others = (rest or option[2])[0], len(inputs) - count
         if ctx.option not in option[2]:
             what = f"{name} has no derivative for {option[0]}={ctx.option!r}"
             raise NotImplementedError(what)
         tensors = [x for x in inputs[:count] if isinstance(x, torch.Tensor)]
         ctx.numbers = [x for x in inputs[:count] if not isinstance(x, torch.Tensor)]
-        # Of one tensor the result is linear.
+        # An operator of one tensor is linear: its gradient does not need the tensor.
         ctx.save_for_backward(*tensors[: count if len(tensors) > 1 else 0])
 
     def gradients(ctx, grad):

@@ -12,6 +12,7 @@ use crate::transfer::{Buffer, Data, Source, Transfer};
 pub(crate) struct Incoming {
     /// The number of entries submitted to this rank's inbound queue (`LocalRank::inbound`).
     enqueued: u64,
+    /// The number of entries executed: at most `enqueued`.
     acknowledged: u64,
     /// The sequence numbers in the inbound queue of the entries that are not acknowledged yet.
     sequences: VecDeque<u64>,
@@ -54,6 +55,7 @@ impl Incoming {
     }
 }
 
+/// Returns the transfer that executes an entry.
 fn transfer(ring: Ring<'_>, entry: Entry, me: &LocalRank) -> Result<Transfer> {
     let Entry { get, slot, bytes, region, offset, signal } = entry;
     let data = match bytes {

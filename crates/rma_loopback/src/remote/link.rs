@@ -29,7 +29,7 @@ pub(crate) struct Link {
     pid: u64,
     me: Arc<LocalRank>,
     segment: ManuallyDrop<Segment>,
-    /// Index of the outgoing direction.
+    /// Index of the outgoing direction: 0 at the lower of the two ranks, 1 at the higher.
     out: usize,
     socket: UnixStream,
     state: Mutex<State>,
@@ -114,6 +114,7 @@ impl Link {
         let mut state = self.state();
         if !state.peer_closed {
             let mut message = [0; TEXT_BYTES];
+            // One read has the whole message, which one call has sent.
             match (&self.socket).read(&mut message) {
                 Ok(length) => match message[..length].split_first() {
                     Some((&CLOSED, _)) => {

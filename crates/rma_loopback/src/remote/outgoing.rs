@@ -32,6 +32,7 @@ unsafe impl Send for RemoteOp {}
 enum Stage {
     /// The slot is filled once the outbound stream has passed the mark.
     Filling(u64),
+    /// The slot is filled, or there is nothing to fill.
     Ready,
     /// Published to the owner.
     Published,
@@ -58,9 +59,12 @@ pub(crate) struct Outgoing {
     in_flight: VecDeque<InFlight>,
     /// Number of the first entry in flight.
     first: u64,
+    /// The number of entries published: at least `first`, as only published ones are completed.
     published: u64,
+    /// Slots are freed in the order in which they are taken, so that their number is enough.
     slots_taken: usize,
     next_slot: usize,
+    /// The numbers of operations accepted and completed.
     accepted: u64,
     completed: u64,
     /// The connection has failed: nothing more is started.
@@ -199,6 +203,7 @@ impl Outgoing {
                 self.published
             )));
         }
+        // None, if the other process has lowered the count.
         let executed = acknowledged.saturating_sub(self.first) as usize;
         for in_flight in self.in_flight.iter_mut().take(executed) {
             if let (Stage::Published, Some(to)) = (in_flight.stage, in_flight.get_target)

@@ -193,6 +193,8 @@ impl Ring<'_> {
         self.word(ACKNOWLEDGED).store(entries, Ordering::Release);
     }
 
+    /// Returns a word of an entry. `publish` and `published` order its accesses, and, before it is
+    /// written again, `acknowledge` and `acknowledged`.
     fn entry_word(&self, number: u64, word: usize) -> &AtomicU64 {
         self.word(PAGE + (number % ENTRIES) as usize * ENTRY_BYTES + 8 * word)
     }

@@ -12,7 +12,7 @@ pub type HandleBytes = [u8; HANDLE_BYTES];
 
 /// Serves all-gathers until a rank disconnects.
 pub fn serve(listener: &UnixListener, ranks: usize) {
-    let mut sockets = vec![None; ranks].into_iter().map(|_: Option<()>| None).collect::<Vec<_>>();
+    let mut sockets = (0..ranks).map(|_| None).collect::<Vec<_>>();
     for _ in 0..ranks {
         let (mut socket, _) = listener.accept().unwrap();
         let mut rank = [0];

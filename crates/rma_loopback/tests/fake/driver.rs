@@ -171,6 +171,7 @@ fn execute(tasks: &Receiver<Task>, pending: &(Mutex<usize>, Condvar), device: &D
                         target.store(third as u32, Ordering::SeqCst);
                     }
                     MemOp::WRITE_64 => word(address).store(third, Ordering::SeqCst),
+                    // Its address is the third word, since the second is the operation.
                     MemOp::REDUCTION => {
                         word(third).fetch_add(fourth, Ordering::SeqCst);
                     }

@@ -17,8 +17,8 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use devcomm_rma_loopback::abi::{
-    HANDLE_BYTES, MR_SIGNAL_NEVER_RESET, NET_DEVICE_GIN_PROXY, NetProperties, Opaque, PTR_CUDA,
-    PTR_HOST, RmaConfig, RmaProperties, SIGNAL_ADD, SUCCESS, Status,
+    HANDLE_BYTES, MAX_REQUESTS, MR_SIGNAL_NEVER_RESET, NET_DEVICE_GIN_PROXY, NetProperties, Opaque,
+    PTR_CUDA, PTR_HOST, RmaConfig, RmaProperties, SIGNAL_ADD, SUCCESS, Status,
 };
 use devcomm_rma_loopback::config::Config;
 use devcomm_rma_loopback::driver::Driver;
@@ -72,6 +72,10 @@ impl Bootstrap {
         Self { barrier: Barrier::new(ranks), handles: Mutex::new(vec![[0; HANDLE_BYTES]; ranks]) }
     }
 }
+
+/// More calls of `rmaProgress` than the `PATIENCE` of `inbound`: after them a put is enqueued, also
+/// if its target makes no progress.
+pub const IMPATIENCE: usize = 1100;
 
 /// A location in a region: the region's handle, and an offset in bytes.
 pub type RegionOffset = (Opaque, usize);
@@ -173,7 +177,7 @@ impl Rank {
             context: Cell::new(null_mut()),
             closed: Cell::new(false),
             requests: RefCell::default(),
-            depth: 32 * properties.max_recvs as usize,
+            depth: MAX_REQUESTS * properties.max_recvs as usize,
         };
         new.create_context(options.contexts);
         new
@@ -218,7 +222,8 @@ impl Rank {
 
     /// Registers the signals of a device communicator.
     pub fn signals(&self, memory: &Memory) -> Opaque {
-        self.register(memory, PTR_CUDA, 1 | MR_SIGNAL_NEVER_RESET)
+        const FORCE_SO: u64 = 1; // NCCL_NET_MR_FLAG_FORCE_SO, which the plugin ignores
+        self.register(memory, PTR_CUDA, FORCE_SO | MR_SIGNAL_NEVER_RESET)
     }
 
     /// Registers host memory, pinned or not.
@@ -244,9 +249,8 @@ impl Rank {
         call_version!(self.version, iput(at, c, s, from.0, bytes, d, to.0, rank))
     }
 
-    /// Does the same as [`Rank::try_put`], and then makes progress so often (more than the
-    /// `PATIENCE` of `inbound`) that the put is enqueued, also if its target is in another process
-    /// and makes no progress. Returns the first error.
+    /// Does the same as [`Rank::try_put`], and then makes progress until the put is enqueued, by
+    /// [`IMPATIENCE`] calls. Returns the first error.
     pub fn try_put_now(
         &self,
         from: RegionOffset,
@@ -255,7 +259,7 @@ impl Rank {
         rank: usize,
     ) -> Status {
         let put = self.try_put(0, from, bytes, to, rank).0;
-        let progress = (0..1100).map(|_| self.try_progress());
+        let progress = (0..IMPATIENCE).map(|_| self.try_progress());
         [put].into_iter().chain(progress).find(|status| *status != SUCCESS).unwrap_or(SUCCESS)
     }
 
@@ -332,7 +336,7 @@ impl Rank {
     }
 
     pub fn flush(&self, context: usize, region: Opaque) {
-        let mut request = 8 as Opaque;
+        let mut request = 8 as Opaque; // not null, so that the assertion sees what is written
         // SAFETY: the arguments follow the interface.
         unsafe {
             let flush = ncclRmaPlugin_v16.iflush;
