@@ -70,8 +70,10 @@ fn product(
     sets: &[Set],
     plan: AllGatherGemmPlan,
 ) -> Result<AllGatherGemm, Error> {
-    let most = |extent: fn(&Problem) -> usize| sets.iter().map(|set| extent(&set.problem)).max();
-    let (m, k) = (most(|problem| problem.m).unwrap_or(1), most(|problem| problem.k).unwrap_or(1));
+    let most = |extent: fn(&Problem) -> usize| {
+        sets.iter().map(|set| extent(&set.problem)).max().expect("a product")
+    };
+    let (m, k) = (most(|problem| problem.m), most(|problem| problem.k));
     let product = AllGatherGemm::new(rank.communicator()?, stream, m, k)?;
     product.set_plan(Some(plan))?;
     Ok(product)

@@ -213,6 +213,7 @@ where
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let gemm = Gemm::new(&stream)?;
     let scales = [comm.mem_alloc::<f32>(1)?, comm.mem_alloc::<f32>(1)?];
+    // Their product is 3.
     scales[0].copy_from_host(&[0.375])?;
     scales[1].copy_from_host(&[8.0])?;
     for shape in typed_shapes(rank) {

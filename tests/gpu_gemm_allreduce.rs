@@ -45,7 +45,7 @@ fn require(
 /// Checks products of these shapes, with one workspace: each element is rounded once.
 fn check_products(rank: &Rank, shapes: &[[usize; 3]], seed: u64) -> Result<(), Error> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
-    let [m, n, k] = [0, 1, 2].map(|i| shapes.iter().map(|shape| shape[i]).max().unwrap_or(0));
+    let [m, n, k] = [0, 1, 2].map(|i| shapes.iter().map(|shape| shape[i]).max().unwrap());
     let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
     let c = comm.window::<bf16>(m * n)?;
     let gemm = GemmAllReduce::options().wire(Wire::F32).build(comm, &stream, m, n)?;
@@ -207,7 +207,7 @@ fn is_rounded_twice(
     launches: usize,
 ) -> Result<(), Error> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
-    let [m, n] = [0, 1].map(|i| shapes.iter().map(|shape| shape[i]).max().unwrap_or(0));
+    let [m, n] = [0, 1].map(|i| shapes.iter().map(|shape| shape[i]).max().unwrap());
     let gemm = GemmAllReduce::new(comm, &stream, m, n)?;
     for &plan in plans {
         gemm.set_plan(plan)?;
@@ -401,7 +401,7 @@ fn rounded_products_of_few_rows_are_added_on_both_ranks() {
             (&["swapped:48x128:2", "swapped:80x128:1:2x2", "swapped:96x64:1"], 100),
             (&["swapped:128x64:2", "swapped:128x128:1", "swapped:128x128:1:2x1"], 130),
         ] {
-            let plans: Vec<_> = plans.iter().map(|plan| plan.parse().ok()).collect();
+            let plans: Vec<_> = plans.iter().map(|plan| Some(plan.parse().unwrap())).collect();
             // Less than a tile, then more tiles than there are clusters.
             let shapes = [[m, 40, 72], [m, 584, 136]];
             is_rounded_twice(rank, &plans, &shapes, 11, 2)?;
@@ -415,7 +415,7 @@ fn rounded_products_of_few_rows_are_added_whatever_the_order_in_which_threads_ru
     let name = "rounded_products_of_few_rows_are_added_whatever_the_order_in_which_threads_run";
     let gpus = Gpus::from(Simulation::new(2).multiprocessors(4));
     gpus.run_seeds(name, 0..4, |rank, seed| {
-        let plans = ["swapped:16x64:2", "swapped:64x64:1"].map(|plan| plan.parse().ok());
+        let plans = ["swapped:16x64:2", "swapped:64x64:1"].map(|plan| Some(plan.parse().unwrap()));
         is_rounded_twice(rank, &plans, &[[9, 200, 72], [50, 8, 8]], seed, 2)
     });
 }
@@ -429,7 +429,7 @@ fn are_rounded_twice(
     simulated: &[[usize; 3]],
     large: &[[usize; 3]],
 ) {
-    let plans: Vec<_> = plans.iter().map(|plan| plan.parse().ok()).collect();
+    let plans: Vec<_> = plans.iter().map(|plan| Some(plan.parse().unwrap())).collect();
     Gpus::from(Simulation::new(ranks).multiprocessors(multiprocessors)).run(name, |rank| {
         let shapes = if rank.is_simulated() { simulated } else { large };
         is_rounded_twice(rank, &plans, shapes, 5, 2)
@@ -470,7 +470,13 @@ fn rounded_products_of_few_rows_are_added_on_many_ranks() {
 fn rounded_products_of_few_rows_are_added_on_many_ranks_whatever_the_order_of_threads() {
     let name = "rounded_products_of_few_rows_are_added_on_many_ranks_whatever_the_order_of_threads";
     Gpus::from(Simulation::new(4).multiprocessors(4)).run_seeds(name, 0..3, |rank, seed| {
-        is_rounded_twice(rank, &["swapped:16x64:2".parse().ok()], &[[9, 200, 72]], seed, 2)
+        is_rounded_twice(
+            rank,
+            &[Some("swapped:16x64:2".parse().unwrap())],
+            &[[9, 200, 72]],
+            seed,
+            2,
+        )
     });
 }
 
@@ -622,7 +628,7 @@ fn a_type_of_partial_sums_has_its_plan_and_is_the_same_on_all_ranks() {
                 if plan == "wide" && wire == Wire::E4m3 {
                     continue;
                 }
-                let error = gemm.set_plan(plan.parse().ok()).unwrap_err().to_string();
+                let error = gemm.set_plan(Some(plan.parse().unwrap())).unwrap_err().to_string();
                 let reason = format!("`{plan}` does not send partial sums in {wire}: set `strips`");
                 assert!(error.contains(&reason), "{error}");
             }

@@ -29,7 +29,7 @@ fn check_products(
     launches: usize,
 ) -> Result<(), Error> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
-    let [m, n] = [0, 1].map(|i| shapes.iter().map(|(shape, _)| shape[i]).max().unwrap_or(0));
+    let [m, n] = [0, 1].map(|i| shapes.iter().map(|(shape, _)| shape[i]).max().unwrap());
     let product = GemmReduceScatter::new(comm, &stream, m, n)?;
     product.set_plan(asked)?;
     let mut sets = Vec::new();

@@ -36,7 +36,9 @@ fn no_layer_uses_one_above_it() {
     for layer in LAYERS {
         let mut files = Vec::new();
         sources(&root.join(layer), &mut files);
-        for file in files.into_iter().filter(|file| !file.to_string_lossy().contains("test")) {
+        let is_test =
+            |file: &Path| file.strip_prefix(&root).unwrap().to_string_lossy().contains("test");
+        for file in files.into_iter().filter(|file| !is_test(file)) {
             let source = fs::read_to_string(&file).unwrap();
             for (line, used) in uses(&source) {
                 let place = format!("{}:{line}: crate::{used}", file.display());
@@ -48,6 +50,7 @@ fn no_layer_uses_one_above_it() {
             }
         }
     }
+    // The search still finds how the sources write a use.
     assert!(n_uses > 100, "only {n_uses} uses were found");
     let mut top: Vec<_> = fs::read_dir(&root).unwrap().map(|entry| entry.unwrap()).collect();
     top.retain(|entry| rank(&entry.file_name().to_string_lossy()).is_none());

@@ -37,7 +37,9 @@
 
 namespace {
 
+// GIN contexts, with one block, signal and barrier each.
 constexpr int contexts = 4;
+// The bytes of the longest message: see `size_of`.
 constexpr size_t largest = 1 << 20;
 
 [[noreturn]] void fail(const char *call, const char *why) {
@@ -55,6 +57,7 @@ __global__ void exchange(ncclDevComm comm, ncclWindow_t send, ncclWindow_t recv,
   const ncclGin gin(comm, blockIdx.x % comm.ginContextCount);
   ncclCoopCta block;
   const size_t first = bytes * blockIdx.x / gridDim.x, last = bytes * (blockIdx.x + 1) / gridDim.x;
+  // So on all ranks: none waits for this block at the barrier.
   if (first == last) return;
 
   ncclGinBarrierSession<ncclCoopCta> barrier(block, gin, ncclTeamTagWorld(), blockIdx.x);
@@ -85,6 +88,7 @@ size_t size_of(unsigned round) {
   return 1 + (limit - 1) * (1 + round / 21 % 3) / 3;
 }
 
+// Bytes received wrong on all ranks, or SIZE_MAX if there is no GIN.
 std::atomic<size_t> wrong{0};
 
 void run(int rank, int ranks, ncclUniqueId id, unsigned rounds) {

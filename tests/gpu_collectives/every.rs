@@ -15,7 +15,7 @@ pub fn counts(rank: &Rank) -> [usize; 4] {
     [1, 3, 1000, if rank.is_simulated() { 4097 } else { 65_537 }]
 }
 
-/// Bytes after each result that must not change.
+/// The number of bytes after each result that must not change, and their value.
 const GUARD: usize = 64;
 const UNTOUCHED: u8 = 0xa5;
 

@@ -178,16 +178,12 @@ fn whole_step(rank: &Rank, memory: &Memory, batch: &Batch, in_halves: bool) -> R
     let Memory { experts, stream, rows, output, .. } = memory;
     memory.write(rank, batch)?;
     let tokens = memory.tokens(batch.tokens[rank.rank()]);
-    let (residual, mine) = match in_halves {
-        true => {
-            experts.start_dispatch(tokens, stream)?.receive()?;
-            (Some(memory.residual.device_slice()), rank.rank())
-        }
-        false => {
-            experts.dispatch(tokens, stream)?;
-            (None, rank.rank())
-        }
-    };
+    match in_halves {
+        true => experts.start_dispatch(tokens, stream)?.receive()?,
+        false => experts.dispatch(tokens, stream)?,
+    }
+    // Steps in halves also add the residual.
+    let (residual, mine) = (in_halves.then(|| memory.residual.device_slice()), rank.rank());
     experts.group(rows, stream)?;
     let layout = memory.check_rows(rank, batch)?;
     memory.apply(rank, batch, &layout)?;
@@ -329,6 +325,7 @@ fn steps_follow_each_other_on_any_stream() {
             let mut all = Vec::new();
             for batch in &batches {
                 let own = (&batch.inputs[rank.rank()], &batch.ids[rank.rank()]);
+                // A rank may have no tokens, but an allocation has an element.
                 let input = comm.mem_alloc::<bf16>(own.0.len().max(1))?;
                 let ids = comm.mem_alloc::<i32>(own.1.len().max(1))?;
                 let weights = comm.mem_alloc::<f32>(own.1.len().max(1))?;

@@ -21,6 +21,7 @@ fn experts_that_do_not_exist_are_dropped_and_reported() {
             }
             let error = whole_step(rank, &memory, &batch, true).unwrap_err().to_string();
             assert!(error.contains("3 experts of tokens do not exist"), "{error}");
+            // One of them is named, whichever is reported first.
             let named = ["8, number 2 of token 1", "-2147483648, number 1", "2147483647, number 3"];
             assert!(named.iter().any(|text| error.contains(text)), "{error}");
             // The error is reported once.
@@ -218,6 +219,8 @@ fn memory_is_as_large_as_it_says() {
     assert_eq!(memory.dispatch_slots, 2 * 128 * 14336);
     assert_eq!(memory.combine_slots, memory.dispatch_slots);
     assert_eq!(memory.rows, 2 * 128 * 14336);
+    // Two banks of messages of two ranks: the number of tokens, the experts of each, and the end
+    // of a combine.
     assert_eq!(memory.messages, 2 * 2 * (1 + 128 * 8 + 1) * 16);
     assert!(memory.to_string().starts_with(&format!("{} B: ", memory.total())));
     assert!(ExpertParallelOptions::new(7168, 128, 260, 8).memory(65).is_err());

@@ -63,7 +63,7 @@ impl Lane {
 
 /// Calls the operations of all objects, on each rank in another order.
 fn run_in_any_order(rank: &Rank, objects: u32, counts: &[usize]) -> Result<(), Error> {
-    let most = counts.iter().copied().max().unwrap_or(1);
+    let most = counts.iter().copied().max().unwrap();
     let lanes = (0..objects).map(|_| Lane::new(rank, most, objects));
     let mut lanes: Vec<_> = lanes.collect::<Result<_>>()?;
     lanes.rotate_left(rank.rank() % objects as usize);

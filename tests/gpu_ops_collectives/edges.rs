@@ -18,7 +18,7 @@ fn each_collective(
 ) -> Result<()> {
     let (sum, ranks) = (ReduceOp::Sum, comm.n_ranks());
     let ([send, recv], [sends, recvs]) = (slice(n)?, slice(n * ranks)?);
-    let (at_root, aecvs_at_root) = (Some(recv.clone()), Some(recvs.clone()));
+    let (recv_at_root, recvs_at_root) = (Some(recv.clone()), Some(recvs.clone()));
     let sent = Some(send.clone());
     let all_sent = Some(sends.clone());
     result("all_reduce", comm.all_reduce(&send, &recv, sum, stream))?;
@@ -31,8 +31,8 @@ fn each_collective(
     result("all_to_all", collectives.all_to_all(&sends, &recvs, stream))?;
     result("broadcast", comm.broadcast(sent.clone(), &recv, root, stream))?;
     result("broadcast", collectives.broadcast(sent, &recv, root, stream))?;
-    result("reduce", comm.reduce(&send, at_root, sum, root, stream))?;
-    result("gather", comm.gather(&send, aecvs_at_root, root, stream))?;
+    result("reduce", comm.reduce(&send, recv_at_root, sum, root, stream))?;
+    result("gather", comm.gather(&send, recvs_at_root, root, stream))?;
     result("scatter", comm.scatter(all_sent, &recv, root, stream))
 }
 
@@ -70,7 +70,8 @@ fn no_elements_are_nothing_to_do_everywhere() {
                 comm.recv(to, previous, &stream)
             })?;
         }
-        assert_eq!(done, 26);
+        // Two rounds of the calls of `each_collective`.
+        assert_eq!(done, 2 * 13);
         // These rows belong to no token.
         let weight = comm.mem_alloc::<f32>(8)?;
         let (a, b) = (none_of(&x)?, none_of(&y)?);
@@ -130,6 +131,7 @@ fn buffers_that_overlap_other_than_in_place_are_refused() {
                     let [one, other] = slices;
                     Ok(if backwards { [other, one] } else { [one, other] })
                 };
+                // The buffers overlap: they are longer than the shift between them.
                 let n = if n <= shift { 2 * n } else { n };
                 each_collective(
                     &collectives,
@@ -183,11 +185,13 @@ fn parts_and_rows_that_overlap_are_refused() {
             let [weight, output] = [slice(weight)?, slice(output)?];
             collectives.all_reduce_rmsnorm(&input, &residual, &weight, &output, 0.1, &stream)
         };
-        for at in [[0, 4, 16, 24], [0, 8, 4, 24], [0, 8, 16, 4], [0, 8, 12, 24], [0, 8, 16, 12]] {
+        let overlapping =
+            [[0, 4, 16, 24], [0, 8, 4, 24], [0, 8, 16, 4], [0, 8, 12, 24], [0, 8, 16, 12]];
+        for at in overlapping.into_iter().chain([[0, 8, 16, 20]]) {
             refused("all_reduce_rmsnorm", rows(at), "overlap");
         }
-        refused("all_reduce_rmsnorm", rows([0, 8, 16, 20]), "overlap");
         rows([0, 8, 16, 24])?;
+        // The output may be the input.
         rows([0, 8, 16, 0])?;
         stream.synchronize()
     });

@@ -83,14 +83,14 @@ impl<T: Bits> Exchange<T> {
             Broadcast(_) => (count, count),
             AllToAll => (ranks * count, ranks * count),
         };
-        let meceiving = allocate(received + 1)?;
+        let receiving = allocate(received + 1)?;
         let send = match (operation, memory) {
-            (AllGather, Memory::InPlace) => meceiving.slice(rank * count..(rank + 1) * count)?,
-            (Broadcast(_), Memory::InPlace) => meceiving.slice(..count)?,
+            (AllGather, Memory::InPlace) => receiving.slice(rank * count..(rank + 1) * count)?,
+            (Broadcast(_), Memory::InPlace) => receiving.slice(..count)?,
             (_, Memory::Odd) => comm.mem_alloc::<T>(1 + sent)?.slice(1..)?,
             _ => allocate(sent)?,
         };
-        Ok(Self { operation, count, send, memory: meceiving })
+        Ok(Self { operation, count, send, memory: receiving })
     }
 
     fn fill(&self, rank: usize, launch: usize) -> Result<()> {
@@ -374,7 +374,8 @@ fn count_of(from: usize, to: usize, launch: usize, long: usize) -> usize {
     }
 }
 
-/// An all-to-all with a count for each pair, with its memory.
+/// An all-to-all with a count for each pair, with its memory, and the counts and offsets of the
+/// parts to send and to receive.
 struct Counted<T> {
     send: DeviceSlice<T>,
     recv: DeviceSlice<T>,
@@ -454,6 +455,7 @@ fn messages_of_any_length_follow_each_other() {
     fn follow<T: Bits>(rank: &Rank, in_window: bool) -> Result<()> {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let (options, long) = match rank.is_simulated() {
+            // More bytes than fit in one step.
             true => (CollectivesOptions::new().lamport_bytes(1 << 10).push_blocks(2), 1100),
             // The messages are just too long for two ranks to send them in one step.
             false => (CollectivesOptions::new(), (4 << 20) / size_of::<T>() + 5),

@@ -423,7 +423,7 @@ fn quantised(x: f64, scale: f32) -> f64 {
 
 #[test]
 fn all_reduces_with_rmsnorm() {
-    // The root and the division round in f32, and the result once more.
+    // The root and the division round in f32, and the result once more, by half a step of its type.
     let [single, f16s, bf16s] = [4.0, 4096.0, 32768.0].map(|ulps: f64| ulps * 2f64.powi(-23));
     for ranks in [2, 3, 4] {
         on_gpus("all_reduces_with_rmsnorm", ranks, |rank| {

@@ -155,8 +155,8 @@ fn rows_with_nans_infinities_and_zeros_are_normalised_as_documented() {
         x.copy_from_host(&own)?;
         scale.copy_from_host(&[1e-3])?;
         weight.copy_from_host(&[1.0, -1.0, 1.0, 1.0])?;
-        let rows = rank.is_root();
-        x.slice(8..12)?.copy_from_host(&if rows { [1.0; 4] } else { [0.0; 4] })?;
+        let third_row = if rank.is_root() { [1.0; 4] } else { [0.0; 4] };
+        x.slice(8..12)?.copy_from_host(&third_row)?;
         collectives.all_reduce_rmsnorm_quantised(
             &x,
             &residual,

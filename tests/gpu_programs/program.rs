@@ -11,6 +11,10 @@ pub const OBJECTS: usize = 3;
 /// Buffers of a program.
 pub const BUFFERS: usize = 6;
 
+/// Larger values are not reduced again: f32 holds the results of three more all-reduces of four
+/// ranks exactly.
+const LARGE: f32 = 1e4;
+
 /// A step of all ranks.
 #[derive(Clone, Debug)]
 pub enum Step {
@@ -199,7 +203,7 @@ impl Generator {
     fn work(&mut self) -> Work {
         let buffer = self.random.usize(..BUFFERS);
         let object = self.random.usize(..OBJECTS);
-        let large = self.memory[self.buffers[buffer]].iter().any(|[a, b]| a + b > 1e4);
+        let large = self.memory[self.buffers[buffer]].iter().any(|[a, b]| a + b > LARGE);
         match self.random.u32(..8) {
             _ if large => Work::Fill { buffer, value: self.random.u8(..) as f32 },
             0..=4 => Work::AllReduce { object, buffer },
@@ -295,7 +299,7 @@ impl Generator {
         };
         let all = work.iter().flat_map(|(_, from, to)| [*from, *to]);
         let all: Vec<_> = all.collect();
-        let is_large = |memory: &Memory| self.memory[*memory].iter().any(|[a, b]| a + b > 1e4);
+        let is_large = |memory: &Memory| self.memory[*memory].iter().any(|[a, b]| a + b > LARGE);
         if all.iter().any(is_large) {
             return;
         }
@@ -333,8 +337,7 @@ impl Generator {
         self.steps.push(Step::Renew(buffer));
         let stream = self.random.usize(..STREAMS);
         self.enqueue(Work::Fill { buffer, value }, stream);
-        if let Some(again) = used.map(|_| graph).and_then(|graph| self.graphs[graph].take()) {
-            self.graphs[graph] = Some(again);
+        if used.is_some() {
             self.replay_graph(graph, stream);
         }
     }
@@ -358,7 +361,7 @@ impl Generator {
     fn group(&mut self, stream: usize) {
         let buffer = self.random.usize(..BUFFERS);
         let memory = self.buffers[buffer];
-        if self.memory[memory].iter().any(|[a, b]| a + b > 1e4) {
+        if self.memory[memory].iter().any(|[a, b]| a + b > LARGE) {
             return;
         }
         self.order(&[memory], stream);
@@ -378,7 +381,7 @@ impl Generator {
         let second = (first + self.random.usize(1..STREAMS)) % STREAMS;
         let [a, b] = [self.random.usize(..3), self.random.usize(3..BUFFERS)];
         let memory = [self.buffers[a], self.buffers[b]];
-        let is_large = |memory: &Memory| self.memory[*memory].iter().any(|[a, b]| a + b > 1e4);
+        let is_large = |memory: &Memory| self.memory[*memory].iter().any(|[a, b]| a + b > LARGE);
         if memory.iter().any(is_large) {
             return;
         }

@@ -109,6 +109,7 @@ fn schedules(program: &Program, numbers: Range<u64>) -> impl Iterator<Item = Sim
 
 /// Returns the error that the simulator finds in one run.
 fn failure(program: &Program, simulation: Simulation) -> Option<Arc<Error>> {
+    // A mutant that runs for ever ends far beyond the steps of any original.
     let world = world(simulation.step_limit(200_000_000));
     let ran = run(&world, |gpu| (program.body)(gpu));
     let failure = world.simulated_machine().and_then(devcomm::sim::Machine::failure);

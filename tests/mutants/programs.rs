@@ -100,6 +100,7 @@ pub fn named(name: &str) -> &'static Program {
     ALL.iter().find(|program| program.name == name).unwrap_or_else(|| panic!("no program {name}"))
 }
 
+/// The launches of most kernels: two banks take turns, so the third launch uses one again.
 const LAUNCHES: u8 = 3;
 
 fn lsa_allreduce(gpu: &Gpu<'_>) -> Result<()> {

@@ -13,9 +13,9 @@ unsafe fn allreduce(comm: DevComm, send: Window<f32>, recv: Window<f32>, count: 
     let team = comm.lsa_team();
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
     barrier.sync(MemoryOrder::Acquire);
-    let each = count.div_ceil(team.n_ranks as usize);
-    let begin = (each * team.rank as usize).min(count);
-    let end = (begin + each).min(count);
+    let share = count.div_ceil(team.n_ranks as usize);
+    let begin = (share * team.rank as usize).min(count);
+    let end = (begin + share).min(count);
     let mut i = begin + thread::index_1d() as usize;
     while i < end {
         let mut sum = 0.0;
@@ -152,5 +152,6 @@ fn a_session_that_is_not_closed_breaks_the_next_launch_as_on_a_gpu() {
     // The first rank to arrive passes at once and reads the other rank's value of the first launch.
     assert!(sums.iter().any(|(_, again)| *again == 111), "{sums:?}");
     let open = world.simulated_machine().unwrap().activity().open_sessions;
+    // Each of the two launches leaves one open on each rank.
     assert_eq!(open.iter().map(|session| session.rank).collect::<Vec<_>>(), [0, 0, 1, 1]);
 }

@@ -153,7 +153,7 @@ fn a_wait_for_a_phase_says_what_the_phase_lacks() {
     }
 }
 
-/// WaitOnDrop for its phase when it is dropped.
+/// Waits for the phase with parity 0 when it is dropped.
 struct WaitOnDrop(MBarrier);
 
 impl Drop for WaitOnDrop {
@@ -181,7 +181,9 @@ fn waits_for_an_mbarrier_end_while_a_kernel_panics() {
     assert!(matches!(*error, Error::Panic { .. }), "{error}");
 }
 
-/// Raises the registers of two warpgroups, and lowers those of one, by enough in form 0 only.
+/// Raises the registers of two warpgroups, and lowers those of one, by enough in form 0 only. Each
+/// thread begins with 168 registers, the multiple of 8 below 65,536 / 384: two warpgroups need 16
+/// more each, so the third must give 32.
 ///
 /// # Safety
 ///

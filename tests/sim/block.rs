@@ -116,7 +116,7 @@ fn fresh_memory_is_not_a_number_in_any_type() {
 unsafe fn shuffles(out: *mut u32) {
     let t = thread::thread_idx_x();
     let lane = t % 32;
-    // SAFETY: all lanes of the masks take part; the buffer has four rows of 32.
+    // SAFETY: all lanes of the masks take part; the buffer has five rows of 32.
     unsafe {
         let row = |r: u32| out.add((r * 32 + lane) as usize);
         if lane >= 16 {
@@ -126,14 +126,15 @@ unsafe fn shuffles(out: *mut u32) {
         }
         mem::store(row(1), warp::warp_shuffle_up(!0, lane, 3, 16).0);
         mem::store(row(2), warp::warp_shuffle_idx(!0, lane, 5, 8).0);
-        mem::store(row(3), warp::shuffle_xor(u64::from(lane) << 40, 7) as u32);
-        mem::store(row(3), (warp::shuffle_xor(u64::from(lane) << 40, 7) >> 40) as u32);
+        let halves = warp::shuffle_xor(u64::from(lane) << 40 | u64::from(100 + lane), 7);
+        mem::store(row(3), (halves >> 40) as u32);
+        mem::store(row(4), halves as u32);
     }
 }
 
 #[test]
 fn warp_operations_follow_masks_and_widths() {
-    let got = output::<_, shuffles, _>(Simulation::new(1).seed(1), (1, 32), [0; 128]);
+    let got = output::<_, shuffles, _>(Simulation::new(1).seed(1), (1, 32), [0; 160]);
     for lane in 0..32_u32 {
         let i = lane as usize;
         let thirds = (0..16).filter(|l| l % 3 == 0).fold(0, |bits, l| bits | 1 << l);
@@ -141,7 +142,7 @@ fn warp_operations_follow_masks_and_widths() {
         assert_eq!(got[i], if lane < 16 { thirds } else { down }, "lane {lane}");
         assert_eq!(got[32 + i], if lane % 16 < 3 { lane } else { lane - 3 });
         assert_eq!(got[64 + i], lane / 8 * 8 + 5);
-        assert_eq!(got[96 + i], lane ^ 7);
+        assert_eq!((got[96 + i], got[128 + i]), (lane ^ 7, 100 + (lane ^ 7)));
     }
 }
 

@@ -40,6 +40,7 @@ fn an_access_outside_a_window_is_reported_before_it_happens() {
     assert!(where_to.ends_with("rank 1's part), 400 bytes"), "{where_to}");
     assert!(at.file().ends_with("bounds.rs"));
     let error = failure(Simulation::new(1), |gpu| {
+        // The report says how far the address is from the nearest memory.
         let _nearest = gpu.buffer(&[0_u32])?;
         gpu.launch(stores_a_byte_at::args(usize::MAX).grid(1).block(1))
     });

@@ -23,6 +23,9 @@ pub const ADD: i32 = 1;
 pub const NONE: i32 = 0;
 pub const VA: i32 = 1;
 pub const INDEXED: i32 = 2;
+/// The numbers of lowest bits that a read or a wait compares: all of a signal and of a counter.
+pub const SIGNAL_BITS: i32 = 64;
+pub const COUNTER_BITS: i32 = 56;
 
 /// Returns an object that `init` initialises.
 fn initialised<T>(init: impl FnOnce(*mut T)) -> T {
@@ -195,7 +198,7 @@ pub fn handle<T: devcomm_types::Element>(
 #[track_caller]
 pub unsafe fn wait(net: &mut Gin, id: u32, least: u64) {
     // SAFETY: the test's kernel passes a context that it initialised, and windows that it got.
-    unsafe { raw::ncclGinWaitSignal(net, &thread_coop(), id, least, 64, ACQ_REL) };
+    unsafe { raw::ncclGinWaitSignal(net, &thread_coop(), id, least, SIGNAL_BITS, ACQ_REL) };
 }
 
 /// Flushes a context on one thread.

@@ -14,7 +14,8 @@ fn lsa_barriers(count: u32) -> DevCommRequirements {
     DevCommRequirements::new().lsa_barriers(count)
 }
 
-/// Returns the text of the misuse that a kernel with a device communicator commits.
+/// Returns the report of a kernel with a device communicator: of a misuse, or of a panic of
+/// `nccl_device`, which checks the indices of signals and counters.
 fn misuse(
     requirements: DevCommRequirements,
     launch: impl Fn(&Gpu<'_>, &DevCommResource) -> Result<()> + Sync,
@@ -27,7 +28,8 @@ fn misuse(
     text
 }
 
-/// Threads from `leave_from` on leave the kernel, before or after the others arrive.
+/// Threads from `leave_from` on leave the kernel, before or after the others arrive: during a sleep
+/// the other threads run. This is done in the same way below.
 #[kernel]
 unsafe fn some_leave(comm: DevComm, leave_from: u32, late: bool) {
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
@@ -297,7 +299,8 @@ fn one_gin_barrier_with_two_users_is_reported_and_one_that_is_not_there() {
     }
 }
 
-/// The threads of a coop reduce with unequal counts, or only a part of them does.
+/// The threads of a block (form 0) or of a warp (2) copy with unequal counts, or thread 9 of the
+/// block does not (1).
 #[kernel]
 unsafe fn reduces_unequally(comm: DevComm, x: Window<f32>, form: u32) {
     let (team, me) = (comm.lsa_team(), thread::thread_idx_x());

@@ -7,8 +7,8 @@ use devcomm::Simulation;
 use devcomm::sim::{Error, Waiting};
 use devcomm_testing::simulated::{Gpu, failure, read, simulate};
 
-/// Block 0 lets the next kernel begin at once, block 1 after it has set a flag. If `meets`, both
-/// then wait until the next kernel has begun.
+/// Block 0 lets the next kernel begin at once, block 1 late, after it has set a flag. If `meets`,
+/// both then wait until the next kernel has begun.
 #[kernel]
 unsafe fn first(flags: *mut u32, meets: bool) {
     // SAFETY: the buffer has two flags.

@@ -102,6 +102,7 @@ fn a_kernel_that_never_ends_meets_its_limit() {
     assert!(error.to_string().contains("counts_forever did not end within its limit of 10 steps"));
 }
 
+/// Polls without `mem::load`, so the simulator sees no access.
 #[kernel]
 unsafe fn polls_plainly(flag: *const u32) {
     // SAFETY: the buffer has one element.

@@ -60,7 +60,7 @@ fn a_deadlock_names_the_waiting_rank_its_peer_and_the_line() {
         assert_eq!(waiter.what, Waiting::Peers { index: 1, missing: vec![1] });
         assert!(waiter.at.unwrap().file().ends_with("failures.rs"));
     }
-    // Rank 1's kernel has ended.
+    // Only kernels that run have numbers: both blocks of rank 1 have ended, and so has its kernel.
     assert_eq!(stall.ended, [1, 0, 1]);
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(lines[0], "deadlock");
@@ -167,6 +167,7 @@ unsafe fn diverges() {
     }
 }
 
+// Optimised builds may merge calls from different places, so there the simulator compares none.
 #[test]
 #[cfg(debug_assertions)]
 fn threads_at_different_barriers_are_reported() {
@@ -328,7 +329,7 @@ fn what_a_gpu_refuses_is_refused() {
         }
         let comm = gpu.dev_comm(barriers(64))?;
         let error = gpu.launch(nothing_with_comm::args(&comm).grid(33).block(32)).unwrap_err();
-        assert!(error.to_string().contains("32"), "{error}");
+        assert!(error.to_string().contains("the GPU holds 32 "), "{error}");
         // Without a device communicator, the grid may be larger than what is resident.
         gpu.launch(nothing::args().grid(33).block(32))
     });

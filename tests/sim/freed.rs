@@ -116,6 +116,7 @@ fn a_store_to_a_window_that_its_rank_has_deregistered_is_reported() {
 
 #[kernel]
 unsafe fn waits_for_ever(comm: DevComm, out: Window<u32>, word: *const u32) {
+    // The parameter lets the machine know that the kernel may use the memory.
     let _ = word;
     // SAFETY: the window has the element.
     comm.wait_until(Coop::thread(), || unsafe { out.local().load(0) } != 0);

@@ -10,7 +10,8 @@ use devcomm_testing::simulated::{read, simulate};
 use nccl_device::raw::{self, GinRequest};
 use nccl_device::{DevComm, Window};
 
-/// Two ranks send a number back and forth; each adds one.
+/// Two ranks send a number back and forth; each adds one. Rank 0 sends in odd rounds, so in round
+/// `r` the receiver gets its signal number `r / 2`, rounded up.
 #[kernel]
 unsafe fn ping_pong(comm: DevComm, out: Window<u64>, rounds: u64) {
     let comm = comm.as_raw();
@@ -35,7 +36,7 @@ unsafe fn ping_pong(comm: DevComm, out: Window<u64>, rounds: u64) {
                 );
                 flush(&mut net);
             } else {
-                wait(&mut net, 0, round.div_ceil(2) - u64::from(me == 0 && round % 2 == 1));
+                wait(&mut net, 0, round.div_ceil(2));
             }
         }
     }
@@ -315,12 +316,12 @@ unsafe fn gets_and_counts(comm: DevComm, out: Window<u64>, by_request: bool) {
         for _ in 0..3 {
             put(&mut net, &team, 1, (window, 56), (window, 0), 8, SignalMode::Nothing, Some(2));
         }
-        let early = raw::ncclGinReadCounter(&mut net, 2, 56, RELAXED);
+        let early = raw::ncclGinReadCounter(&mut net, 2, COUNTER_BITS, RELAXED);
         local.store(3, u64::from(early <= 3));
-        raw::ncclGinWaitCounter(&mut net, &one, 2, 3, 56, ACQ_REL);
-        local.store(4, raw::ncclGinReadCounter(&mut net, 2, 56, RELAXED));
+        raw::ncclGinWaitCounter(&mut net, &one, 2, 3, COUNTER_BITS, ACQ_REL);
+        local.store(4, raw::ncclGinReadCounter(&mut net, 2, COUNTER_BITS, RELAXED));
         raw::ncclGinResetCounter(&mut net, 2);
-        local.store(5, raw::ncclGinReadCounter(&mut net, 2, 56, RELAXED));
+        local.store(5, raw::ncclGinReadCounter(&mut net, 2, COUNTER_BITS, RELAXED));
     }
 }
 
@@ -362,18 +363,18 @@ unsafe fn signals_of_all_kinds(comm: DevComm, out: Window<u64>) {
             return;
         }
         wait(&mut net, 1, 42);
-        local.store(9, raw::ncclGinReadSignal(&mut net, 1, 64, ACQ_REL));
+        local.store(9, raw::ncclGinReadSignal(&mut net, 1, SIGNAL_BITS, ACQ_REL));
         local.store(10, raw::ncclGinReadSignal(&mut net, 1, 3, ACQ_REL));
-        raw::ncclGinWaitSignalVA(&mut net, &one, window, 64, 2, 64, ACQ_REL);
-        local.store(11, raw::ncclGinReadSignalVA(&mut net, window, 64, 64, ACQ_REL));
+        raw::ncclGinWaitSignalVA(&mut net, &one, window, 64, 2, SIGNAL_BITS, ACQ_REL);
+        local.store(11, raw::ncclGinReadSignalVA(&mut net, window, 64, SIGNAL_BITS, ACQ_REL));
         wait(&mut net, 2, 1);
         raw::ncclGinResetSignal(&mut net, 1);
         raw::ncclGinResetSignalVA(&mut net, window, 64);
-        local.store(12, raw::ncclGinReadSignal(&mut net, 1, 64, ACQ_REL));
+        local.store(12, raw::ncclGinReadSignal(&mut net, 1, SIGNAL_BITS, ACQ_REL));
         // Another context has other signals.
         let mut other = gin(comm, 1);
-        local.store(13, raw::ncclGinReadSignal(&mut other, 2, 64, ACQ_REL));
-        local.store(14, raw::ncclGinReadSignal(&mut net, 2, 64, ACQ_REL));
+        local.store(13, raw::ncclGinReadSignal(&mut other, 2, SIGNAL_BITS, ACQ_REL));
+        local.store(14, raw::ncclGinReadSignal(&mut net, 2, SIGNAL_BITS, ACQ_REL));
     }
 }
 
@@ -410,10 +411,10 @@ unsafe fn follows_shadows(comm: DevComm, out: Window<u64>) {
         if thread::thread_idx_x() == 0 {
             raw::ncclGinIncreaseSignalShadow(&mut net, 4, 2);
         }
-        raw::ncclGinWaitSignalMeetShadow(&mut net, &coop, 4, 64, ACQ_REL);
+        raw::ncclGinWaitSignalMeetShadow(&mut net, &coop, 4, SIGNAL_BITS, ACQ_REL);
         let (mut before, mut delta) = (0, 0);
         let (old, by) = (&mut before, &mut delta);
-        raw::ncclGinWaitSignalFollowShadow(&mut net, &coop, 4, 3, old, by, 64, ACQ_REL);
+        raw::ncclGinWaitSignalFollowShadow(&mut net, &coop, 4, 3, old, by, SIGNAL_BITS, ACQ_REL);
         // Every thread gets the two values.
         let at = 2 * thread::thread_idx_x() as usize;
         local.store(at, before);
@@ -423,7 +424,7 @@ unsafe fn follows_shadows(comm: DevComm, out: Window<u64>) {
             local.store(4, mem::load(shadow));
             raw::ncclGinResetSignal(&mut net, 4);
             local.store(5, mem::load(shadow));
-            local.store(6, raw::ncclGinReadSignal(&mut net, 4, 64, ACQ_REL));
+            local.store(6, raw::ncclGinReadSignal(&mut net, 4, SIGNAL_BITS, ACQ_REL));
         }
     }
 }
@@ -457,6 +458,7 @@ unsafe fn posts_many(comm: DevComm, out: Window<u32>, count: u32) {
 
 #[test]
 fn a_thread_that_fills_a_queue_waits_for_room() {
+    // 0 is NCCL's default.
     for depth in [1, 2, 0] {
         let last = simulate(Simulation::new(3), |gpu| {
             let comm = gpu.dev_comm(full().gin_queue_depth(depth))?;

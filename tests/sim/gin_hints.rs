@@ -69,6 +69,7 @@ fn what_a_put_sends_is_stored_before_it_or_after_its_flush_or_counter() {
     }
     check(&Simulation::new(2), &[FLUSH, COUNTER], |gpu, repair| {
         let (comm, words) = (gpu.dev_comm(full())?, gpu.window(&[0_u32; 2])?);
+        // One thread needs no barrier, which is repair 1.
         let repair = if repair == 0 { 0 } else { repair + 1 };
         gpu.launch(puts_what_is_stored::args(&comm, &words, 0, repair).grid(1).block(2))
     });

@@ -56,6 +56,7 @@ fn report_of_put(
 #[test]
 fn what_a_put_may_not_do_is_reported_when_it_is_posted() {
     use GinConnectionType::{CustomStride, Full, Rail};
+    // The last signal and the last counter of `full()`.
     for (connection, peer) in [(Full, 0), (Full, 3), (Rail, 0), (Rail, 2), (CustomStride, 3)] {
         assert_eq!(report_of_put(connection, peer, 4, 15, 3), "");
     }
@@ -91,6 +92,7 @@ unsafe fn mistakes(comm: DevComm, out: Window<u64>, which: u32) {
         }
         let mut net = MaybeUninit::uninit();
         if which == 1 {
+            // The mask of GDAKI.
             raw::ncclGin_C_init(net.as_mut_ptr(), 1 << 3, comm, 0);
         }
         let mut net = gin(comm, 0);
@@ -174,7 +176,7 @@ unsafe fn waits_for_nobody(comm: DevComm) {
     let comm = comm.as_raw();
     let mut net = gin(comm, 3);
     // SAFETY: the handle is valid.
-    unsafe { raw::ncclGinWaitSignal(&mut net, &cta(), 5, 2, 64, ACQ_REL) };
+    unsafe { raw::ncclGinWaitSignal(&mut net, &cta(), 5, 2, SIGNAL_BITS, ACQ_REL) };
 }
 
 #[test]
@@ -197,7 +199,8 @@ fn a_wait_for_a_signal_that_no_rank_sends_is_a_deadlock_that_names_it() {
     );
 }
 
-/// Rank 0 puts an element to rank 1, which waits for it. `which` says what rank 0 then waits for.
+/// Rank 0 puts an element to rank 1, which waits for it. Rank 0 then waits for nothing (`which` 0),
+/// a flush (1) or the counter (2).
 #[kernel]
 unsafe fn puts_and_ends(comm: DevComm, out: Window<u32>, which: u32) {
     let comm = comm.as_raw();
@@ -210,7 +213,7 @@ unsafe fn puts_and_ends(comm: DevComm, out: Window<u32>, which: u32) {
             put(&mut net, &team, 1, (window, 4), (window, 0), 4, then, counter);
             match which {
                 1 => flush(&mut net),
-                2 => raw::ncclGinWaitCounter(&mut net, &thread_coop(), 0, 1, 56, ACQ_REL),
+                2 => raw::ncclGinWaitCounter(&mut net, &thread_coop(), 0, 1, COUNTER_BITS, ACQ_REL),
                 _ => {}
             }
         } else {

@@ -61,15 +61,15 @@ unsafe fn waits_of_each_order(comm: DevComm, out: Window<u32>, form: u32) {
             (0..=2, 0) => {
                 let then = SignalMode::Inc(0, true);
                 put(&mut net, &team, 1, (window, 4), (window, 0), 4, then, Some(0));
-                raw::ncclGinWaitCounter(&mut net, &one, 0, 1, 56, RELAXED);
+                raw::ncclGinWaitCounter(&mut net, &one, 0, 1, COUNTER_BITS, RELAXED);
                 out.store(0, 8);
             }
             (2, _) => {
-                while raw::ncclGinReadSignal(&mut net, 0, 64, order) == 0 {}
+                while raw::ncclGinReadSignal(&mut net, 0, SIGNAL_BITS, order) == 0 {}
                 let _ = out.load(1);
             }
             (0 | 1, _) => {
-                raw::ncclGinWaitSignal(&mut net, &one, 0, 1, 64, order);
+                raw::ncclGinWaitSignal(&mut net, &one, 0, 1, SIGNAL_BITS, order);
                 let _ = out.load(1);
             }
             (_, 0) => {}

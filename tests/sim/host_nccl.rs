@@ -89,6 +89,7 @@ fn reduced<T: Copy + Send + Sync>(values: [T; 2], data_type: c_int, op: c_int) -
 
 #[test]
 fn all_types_are_reduced_as_what_they_are_by_every_operator() {
+    // Sum, product, maximum, minimum and average.
     for (op, result) in [(0, 8.0), (1, 15.0), (2, 5.0), (3, 3.0), (4, 4.0)] {
         assert_eq!(reduced([3.0_f32, 5.0], 7, op), result);
         assert_eq!(reduced([3.0_f64, 5.0], 8, op), f64::from(result));
@@ -105,6 +106,7 @@ fn all_types_are_reduced_as_what_they_are_by_every_operator() {
         let rounded = if op == 1 { 16.0 } else { result };
         assert_eq!(reduced([3.0, 5.0].map(F8E5M2::from_f32), 11, op).to_f32(), rounded);
     }
+    // An average of integers is rounded towards zero, and sums wrap around.
     assert_eq!(reduced([-3_i32, -4], 2, 4), -3);
     assert_eq!(reduced([200_u8, 100], 1, 0), 44);
 }
@@ -118,7 +120,7 @@ fn a_scalar_multiplies_each_ranks_part_before_the_sum() {
         for (residence, scalar) in [(1, (&raw mut factor).cast()), (0, on_device.ptr())] {
             let (mut op, b) = (0, rank.filled(&[1.0 + rank.me as f32]));
             ok(nccl!(red_op_create_pre_mul_sum(&raw mut op, scalar, F32, residence, comm)));
-            assert_eq!(op, 5);
+            assert_eq!(op, 5, "the number after those of the built-in operators");
             let other_type = rank.all_reduce(&b, 1, 8, op, comm, stream);
             assert_eq!(other_type, INVALID_ARGUMENT, "an operator on another type");
             ok(rank.all_reduce(&b, 1, F32, op, comm, stream));

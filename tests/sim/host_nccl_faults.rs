@@ -14,11 +14,12 @@ fn faults_come_where_they_were_asked_for_and_calls_are_recorded() {
     let fault = |function, gpu, effect| Fault { function, gpu, nth: Some(0), effect };
     machine.inject(fault("ncclMemAlloc", Some(1), Effect::Fail(1)));
     machine.inject(fault("ncclCommSplit", None, Effect::Null));
-    machine.inject(fault("ncclAllReduce", Some(0), Effect::Later(6)));
+    machine.inject(fault("ncclAllReduce", Some(0), Effect::Later(REMOTE_ERROR)));
     machine.record_calls();
     run_ranks_on(&machine, |rank| {
         let (comm, mut memory) = (rank.init(), null_mut());
         let code = nccl!(mem_alloc(&raw mut memory, 8));
+        // Only the call on GPU 1 fails, with code 1.
         assert_eq!(code, rank.me as c_int);
         if rank.me == 1 {
             assert_eq!(rank.last_error(null_mut()), "ncclMemAlloc: injected fault");
@@ -27,7 +28,7 @@ fn faults_come_where_they_were_asked_for_and_calls_are_recorded() {
         ok(nccl!(comm_split(comm, 0, 0, &raw mut child, null_mut())));
         let (b, stream) = (rank.filled(&[1.0_f32]), rank.stream());
         ok(rank.all_reduce(&b, 1, F32, SUM, comm, stream));
-        assert_eq!(rank.async_error(comm), if rank.me == 0 { 6 } else { 0 });
+        assert_eq!(rank.async_error(comm), if rank.me == 0 { REMOTE_ERROR } else { 0 });
         rank.abort(comm);
         child.is_null()
     });
@@ -55,7 +56,7 @@ fn a_call_that_hangs_returns_when_its_gpus_communicator_is_aborted() {
                 ok(nccl!(comm_abort(comm as RawComm)));
             });
             let code = nccl!(comm_suspend(comm as RawComm, 1));
-            assert_eq!(code, 3);
+            assert_eq!(code, INTERNAL_ERROR);
         });
     });
 }

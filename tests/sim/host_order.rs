@@ -85,6 +85,7 @@ fn work_of_two_ranks_races_although_the_host_happens_to_start_one_after_the_othe
     for simulation in orders() {
         let error = failure(simulation, |gpu| write_then_read(gpu, |_| Ok(())));
         let Error::Race(race) = &*error else { panic!("{error}") };
+        // Ranks 0 and 1, in either order.
         assert_eq!([race.access.rank, race.other.rank].iter().sum::<usize>(), 1, "{race}");
         let text = race.to_string();
         // The report has the kernel's name of the memory, whichever of the two comes later.
@@ -126,7 +127,7 @@ fn threads_that_wait_for_each_other_outside_the_machine_do_not_race() {
     });
 }
 
-/// Writes to a word by a new stream of this GPU, and waits for it.
+/// Writes to a word by a new stream of this GPU, and waits for it, which fails after a race.
 fn write(gpu: usize, word: usize) {
     retain(gpu);
     let mut stream = null_mut();

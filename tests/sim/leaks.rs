@@ -55,6 +55,7 @@ fn runs_that_fail_leave_no_files_and_mappings_in_the_process() {
         let before = files_and_mappings();
         (0..40).for_each(|i| fail(i % 5));
         let after = files_and_mappings();
+        // Fewer than one for each of the 40 runs.
         assert!(after.0 <= before.0 + 4 && after.1 <= before.1 + 16, "{before:?}, then {after:?}");
     });
 }
@@ -90,8 +91,9 @@ fn streams_and_graphs_that_are_gone_take_no_memory_in_a_long_run() {
             let before = resident();
             rounds(2000)?;
             let more = resident().saturating_sub(before);
+            // About a page for each round; a coroutine's stack alone has more.
             assert!(more < 8 << 20, "{more} bytes more");
-            assert_eq!(read(&word)?, [4400]);
+            assert_eq!(read(&word)?, [2 * (200 + 2000)]);
             Ok(())
         });
     });

@@ -29,11 +29,15 @@ macro_rules! cuda {
 }
 pub(crate) use cuda;
 
+/// NCCL's numbers of a data type, an operator and results.
 pub const F32: c_int = 7;
 pub const SUM: c_int = 0;
-pub const IN_PROGRESS: c_int = 7;
+pub const SYSTEM_ERROR: c_int = 2;
+pub const INTERNAL_ERROR: c_int = 3;
 pub const INVALID_ARGUMENT: c_int = 4;
 pub const INVALID_USAGE: c_int = 5;
+pub const REMOTE_ERROR: c_int = 6;
+pub const IN_PROGRESS: c_int = 7;
 
 pub const OK: CUresult = CUresult::CUDA_SUCCESS;
 
@@ -54,11 +58,12 @@ fn unique_id(machine: &Machine) -> RawUniqueId {
     id
 }
 
-/// Runs `f` on one thread per GPU of a new machine.
+/// Runs `f` on one thread per GPU of a new machine; returns the results in the order of the GPUs.
 pub fn run_ranks<T: Send>(simulation: Simulation, f: impl Fn(&Thread) -> T + Sync) -> Vec<T> {
     run_ranks_on(&Machine::new(&simulation).unwrap(), f)
 }
 
+/// Does the same as [`run_ranks`], on a machine of the test.
 pub fn run_ranks_on<T: Send>(machine: &Machine, f: impl Fn(&Thread) -> T + Sync) -> Vec<T> {
     let (n, id, f) = (machine.gpus(), unique_id(machine), &f);
     std::thread::scope(|scope| {
@@ -112,7 +117,8 @@ impl Memory {
         let code =
             cuda!(cuMemcpyDtoHAsync_v2(data.as_mut_ptr().cast(), self.0 as u64, bytes, null_mut()));
         assert_eq!(code, OK);
-        // SAFETY: the copy has written `n` elements; any bits are valid for the tests' types.
+        // SAFETY: a copy to pageable memory ends before the call returns, so it has written `n`
+        // elements; any bits are valid for the tests' types.
         unsafe { data.set_len(n) };
         data
     }
@@ -257,6 +263,7 @@ impl Thread {
         memory
     }
 
+    /// Returns memory with `n` zeros of 4 bytes each.
     pub fn zeroed(&self, n: usize) -> Memory {
         self.filled(&vec![0.0_f32; n])
     }
@@ -305,6 +312,7 @@ impl Drop for Thread {
     fn drop(&mut self) {
         for memory in self.memory.take() {
             let memory = std::ptr::with_exposed_provenance_mut(memory);
+            // A machine that has failed refuses this.
             nccl!(mem_free(memory));
         }
     }

@@ -143,9 +143,13 @@ fn resources_have_places_of_their_own() {
         let lines = (2 * (1 + 2 * 10) * 16_u32).div_ceil(128);
         assert_eq!(comm.resource(scratch)? - a2a.buffer, lines);
         assert!(barriers.buffer < a2a.buffer && barriers.buffer > 0);
-        // Ids follow those of `full()`, in the order of `add`.
+        // Ids follow those of `full()`, in the order of `add`. A GIN barrier has a signal for each
+        // of 4 ranks.
         assert_eq!(comm.resource(gin_barriers)?.signal0, 16);
-        assert_eq!((comm.resource(signals)?.first, comm.resource(counters)?.first), (16 + 12, 4));
+        assert_eq!(
+            (comm.resource(signals)?.first, comm.resource(counters)?.first),
+            (16 + 3 * 4, 4)
+        );
         Ok(())
     });
 }

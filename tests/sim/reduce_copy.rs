@@ -12,6 +12,7 @@ use half::{bf16, f16};
 use nccl_device::raw;
 use nccl_device::{DevComm, Window};
 
+/// An odd number, so that no vector of elements of any type divides it.
 const COUNT: usize = 37;
 
 /// Defines a kernel and a test for each type, over LSA.
@@ -94,7 +95,7 @@ fn assert_same<T: Element + Debug>(got: T, want: T, at: impl Debug) {
     assert_eq!(bytes(&got), bytes(&want), "{got:?} for {want:?} at {at:?}");
 }
 
-/// Returns the sum in half precision, rounded after each addition.
+/// Returns the sum in half precision, rounded after each addition, as NCCL sums floats of 8 bits.
 fn in_half(values: impl Iterator<Item = f32>) -> f32 {
     let add = |a: f16, b: f32| f16::from_f32(a.to_f32() + f16::from_f32(b).to_f32());
     values.fold(f16::ZERO, add).to_f32()

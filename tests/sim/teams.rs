@@ -159,6 +159,7 @@ fn the_device_communicator_is_filled_as_nccl_fills_it() {
         let full = gpu.dev_comm(asked.clone().world_gin_barriers(5))?;
         let dev = full.dev_comm()?;
         assert_eq!((dev.gin_connection_count, dev.backend_index), (1, 0));
+        // 2 is PROXY.
         assert_eq!(dev.gin_net_device_types, [2, 0, 0, 0]);
         assert_eq!((dev.gin_context_count, dev.gin_counter_count), (7, 4));
         // The user's signals, then those of hybrid rail, rail, world and hybrid dense barriers.

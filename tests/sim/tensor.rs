@@ -23,7 +23,8 @@ fn product<T: Number>(a: &[T], b: &[T], k: usize) -> Vec<f32> {
     a.chunks(k).flat_map(|x| b.chunks(k).map(move |y| dot(x, y))).collect()
 }
 
-/// Returns the first address in dynamic shared memory where a tile may start.
+/// Returns the first multiple of 1,024 bytes in dynamic shared memory, where a tile may start. A
+/// launch asks for up to 1,024 bytes more than the tiles have.
 pub fn aligned_shared() -> *mut u8 {
     let memory = shared::dynamic_shared_mem::<u8>();
     memory.wrapping_add(memory.addr().next_multiple_of(1024) - memory.addr())
@@ -40,7 +41,7 @@ pub fn row<T: Element>(gpu: &Gpu<'_>, words: &SymmetricBuffer<T>) -> Result<Tens
     })
 }
 
-/// Returns the element (`row`, `column`) of a tile with rows of 128 bytes.
+/// Returns the element (`row`, `column`) of a tile with rows of 128 bytes, swizzled by TMA.
 pub fn in_tile<T>(tile: *mut u8, row: u32, column: u32) -> *mut T {
     let byte = column as usize * size_of::<T>();
     let chunk = (byte / 16) ^ (row as usize % 8);
@@ -349,6 +350,7 @@ unsafe fn copies_tile(
 
 /// Checks copies of a tile, for each pair of the row and column that it comes from and goes to.
 fn copies_tiles<T: Element + Number>(places: &[(usize, usize)]) {
+    // A tile has 64 rows, so one that begins at row 8 or later is in part outside of the matrix.
     const ROWS: usize = 70;
     let tile_columns = tile_columns::<T>() as usize;
     let columns = tile_columns + 16;
@@ -393,7 +395,8 @@ fn a_stored_tile_is_what_was_loaded_and_nothing_is_stored_outside() {
     copies_tiles::<F8E4M3>(&[(0, 0), (64, 64), (0, 64), (16, 48), (64, 0), (80, 0), (0, 80)]);
 }
 
-/// A producer and a consumer share a slot: each waits for the phase that the other completes.
+/// A producer (thread 0) and a consumer (thread 40, in another warp) share a slot: each waits for
+/// the phase that the other completes.
 #[kernel]
 unsafe fn hand_over(out: *mut u32, rounds: u32) {
     let (barriers, slot) = (shared_array![u64; 2], shared_array![u32; 1]);

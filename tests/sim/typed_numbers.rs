@@ -12,7 +12,7 @@ fn warps_and_blocks_reduce_by_any_operator() {
     for (seed, threads) in (0..12).zip([32, 96, 160, 1024].into_iter().cycle()) {
         let simulation = Simulation::new(1).seed(seed).preempt(seed % 4 == 3);
         simulate(simulation, |gpu| {
-            // The maximum is there twice, in different warps.
+            // The maximum, 18, is there again 31 elements further on, in another warp.
             let x: Vec<f32> = (0..threads).map(|i| (i * 37 % 31) as f32 - 12.0).collect();
             let out = gpu.buffer(&vec![0_f32; threads * RESULTS])?;
             let from = gpu.buffer(&x)?;
@@ -22,6 +22,7 @@ fn warps_and_blocks_reduce_by_any_operator() {
             let sum: f32 = x.iter().map(|x| (x - 18.0).exp()).sum();
             let place = x.iter().position(|x| *x == 18.0).unwrap() as f32;
             for (i, got) in read(&out)?.chunks(RESULTS).enumerate() {
+                // The results are those that `reduce_numbers` describes, in its order.
                 let warp = &x[i / 32 * 32..][..32];
                 let least = warp.iter().copied().fold(f32::INFINITY, f32::min);
                 let of_four: f32 = x[i / 4 * 4..][..4].iter().sum();
@@ -59,6 +60,7 @@ fn a_few_numbers_are_reduced_over_the_ranks_inside_a_kernel() {
             stream.synchronize()?;
             let n = ranks as u32;
             let pair = |[sum, max]: [u32; 2]| u64::from(sum) | u64::from(max) << 32;
+            // Rank `r` contributes `number + 10 * r`.
             let reduced = |number: u32| [n * number + 5 * n * (n - 1), number + 10 * (n - 1)];
             for (i, got) in read(&out)?.chunks(3).enumerate() {
                 let (thread, round) = (i as u32 / rounds, i as u32 % rounds);
@@ -76,6 +78,7 @@ fn a_few_numbers_are_reduced_over_the_ranks_inside_a_kernel() {
 #[test]
 fn numbers_are_rounded_to_the_nearest_with_ties_to_even() {
     simulate(Simulation::new(1), |gpu| {
+        // Halves plus a bit that the narrow types round away, which leaves ties, and `f32` keeps.
         let x: Vec<f32> = (0..64).map(|i| (i as f32 - 30.0) / 2.0 + 1.0 / 4096.0).collect();
         let (from, even) = (gpu.buffer(&x)?, gpu.buffer(&[0_f32; 64])?);
         macro_rules! rounds_to {

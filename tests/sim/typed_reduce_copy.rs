@@ -281,20 +281,20 @@ where
     T: Small,
     K: Kernel<Args = (DevComm, Window<T>, usize, Window<T>, usize, Window<T>, usize)>,
 {
-    let (threads, count, [from, to]) = shape(rng);
-    let len = count + ROOM;
+    let (warps, count, [from, to]) = shape(rng);
+    let (warps, len) = (warps.min(8), count + ROOM);
     let inputs: Vec<Vec<T>> = (0..gpu.n_ranks()).map(|_| elements(rng, len)).collect();
     let src = gpu.window(&inputs[gpu.rank()])?;
     let (dst, again) = (gpu.window(&untouched(len))?, gpu.window(&untouched(len))?);
     let args = (&barrier(gpu)?, &src, from, &dst, to, &again, count);
-    gpu.launch(K::with_args(args).grid(1).block(32 * threads.min(8)))?;
+    gpu.launch(K::with_args(args).grid(1).block(32 * warps))?;
     let (mut wanted, mut moved) = (untouched::<T>(len), untouched(len));
     for i in 0..count {
         let of_ranks: Vec<T> = inputs.iter().map(|input| input[from + i]).collect();
         wanted[to + i] = fold(Sum, &of_ranks).unwrap();
         moved[to + i + 2] = wanted[to + i];
     }
-    let what = format!("{threads} warps, {count} from {from} to {to}");
+    let what = format!("{warps} warps, {count} from {from} to {to}");
     assert_eq!(read(&dst)?, wanted, "{what}");
     assert_eq!(read(&again)?, moved, "copied again: {what}");
     Ok(())

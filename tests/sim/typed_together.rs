@@ -51,7 +51,7 @@ fn flags_wrap_around() {
         let found = simulate(simulation, |gpu| {
             let of_rank = vec![gpu.rank() as u32; 2];
             let (comm, x, y) = (comm(gpu)?, gpu.window(&of_rank)?, gpu.window(&of_rank)?);
-            // The values are those after 2^30 launches of 4 steps; the flags then wrap around to 0.
+            // The values after 2^30 - 1 launches of 4 steps; the next launch ends with flags of 0.
             let flags = gpu.window(&[u32::MAX - 3; 2])?;
             let epoch = gpu.buffer(&[0_u32, (1 << 30) - 1])?;
             for _ in 0..2 {
@@ -127,6 +127,7 @@ fn neighbours_meet_in_every_launch() {
             Ok((read(&wrong)?, read(&words)?))
         });
         for (wrong, words) in found {
+            // The epochs after two barriers in each of 4 + 3 rounds.
             assert_eq!((wrong, words), (vec![0, 0], vec![14; 6]));
         }
     }

@@ -9,7 +9,7 @@ use devcomm::sim::Error;
 use devcomm::{Buffer, DeviceSlice, Result, Simulation};
 use devcomm_testing::simulated::{Gpu, failure, simulate};
 
-use crate::nccl_threads::{OK, cuda, nccl, ok, run_ranks};
+use crate::nccl_threads::{F32, OK, SUM, cuda, nccl, ok, run_ranks};
 
 /// Returns new memory for 32 elements from `ncclMemAlloc`, which is never freed.
 fn uninitialised(gpu: &Gpu<'_>) -> DeviceSlice<u32> {
@@ -77,7 +77,7 @@ fn copies_and_collectives_that_read_what_nothing_has_written_are_reported() {
             }
             thread.synchronize(stream);
             if collective {
-                ok(thread.all_reduce(&memory, 1024, 7, 0, comm, stream));
+                ok(thread.all_reduce(&memory, 1024, F32, SUM, comm, stream));
             } else {
                 let copy = thread.alloc(4096).ptr() as u64;
                 assert_eq!(cuda!(cuMemcpyDtoDAsync_v2(copy, start, 4096, stream.cast())), OK);

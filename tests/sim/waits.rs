@@ -12,7 +12,7 @@ use devcomm_testing::simulated::{failure, read, run, simulate, world};
 use nccl_device::raw::{self, GinRequest};
 use nccl_device::{Coop, DevComm, EMPTY, Lamport, LamportMemory, LamportSlots, Timeout, Window};
 
-/// A long timeout, in cycles.
+/// A timeout in cycles that only passes when nothing else can happen.
 const LONG: u64 = 1 << 40;
 
 /// Every thread records the result of its wait for a signal, which only rank 0 gets.
@@ -25,7 +25,8 @@ unsafe fn waits_with_timeout(comm: DevComm, out: Window<i32>) {
         if comm.rank == 1 && thread::thread_idx_x() == 0 {
             signal(&mut net, &team, 0, SignalMode::Inc(0, true));
         }
-        let result = raw::ncclGinWaitSignalTimeout(&mut net, &coop, 0, 1, 64, ACQ_REL, LONG);
+        let result =
+            raw::ncclGinWaitSignalTimeout(&mut net, &coop, 0, 1, SIGNAL_BITS, ACQ_REL, LONG);
         out.local().store(thread::thread_idx_x() as usize, result);
     }
 }
@@ -54,25 +55,43 @@ unsafe fn every_kind(comm: DevComm, out: Window<i32>, signals: Window<u64>) {
     // SAFETY: the windows have the elements.
     unsafe {
         let timed_out = [
-            raw::ncclGinWaitSignalTimeout(&mut net, &one, 0, 1, 64, ACQ_REL, LONG),
-            raw::ncclGinWaitSignalTimeoutVA(&mut net, &one, window, 0, 1, 64, ACQ_REL, LONG),
-            raw::ncclGinWaitCounterTimeout(&mut net, &one, 0, 1, 56, ACQ_REL, LONG),
+            raw::ncclGinWaitSignalTimeout(&mut net, &one, 0, 1, SIGNAL_BITS, ACQ_REL, LONG),
+            raw::ncclGinWaitSignalTimeoutVA(
+                &mut net,
+                &one,
+                window,
+                0,
+                1,
+                SIGNAL_BITS,
+                ACQ_REL,
+                LONG,
+            ),
+            raw::ncclGinWaitCounterTimeout(&mut net, &one, 0, 1, COUNTER_BITS, ACQ_REL, LONG),
         ];
         let then = SignalMode::IncVa((window, 0), true);
         put(&mut net, &team, 0, (window, 8), (window, 0), 8, then, Some(0));
         signal(&mut net, &team, 0, SignalMode::Inc(0, true));
         raw::ncclGinFlushAsync(&mut net, &team, 0, request, &one, 0, false, null_mut());
         let completed = [
-            raw::ncclGinWaitSignalTimeout(&mut net, &one, 0, 1, 64, ACQ_REL, LONG),
-            raw::ncclGinWaitSignalTimeoutVA(&mut net, &one, window, 0, 1, 64, ACQ_REL, LONG),
-            raw::ncclGinWaitCounterTimeout(&mut net, &one, 0, 1, 56, ACQ_REL, LONG),
+            raw::ncclGinWaitSignalTimeout(&mut net, &one, 0, 1, SIGNAL_BITS, ACQ_REL, LONG),
+            raw::ncclGinWaitSignalTimeoutVA(
+                &mut net,
+                &one,
+                window,
+                0,
+                1,
+                SIGNAL_BITS,
+                ACQ_REL,
+                LONG,
+            ),
+            raw::ncclGinWaitCounterTimeout(&mut net, &one, 0, 1, COUNTER_BITS, ACQ_REL, LONG),
             raw::ncclGinFlushTimeout(&mut net, &one, ACQ_REL, false, null_mut(), LONG),
             raw::ncclGinWaitTimeout(&mut net, request, &one, false, null_mut(), ACQ_REL, LONG),
         ];
         // A timeout of 0 cycles polls once.
         let single_polls = [
-            raw::ncclGinWaitSignalTimeout(&mut net, &one, 0, 2, 64, ACQ_REL, 0),
-            raw::ncclGinWaitSignalTimeout(&mut net, &one, 0, 1, 64, ACQ_REL, 0),
+            raw::ncclGinWaitSignalTimeout(&mut net, &one, 0, 2, SIGNAL_BITS, ACQ_REL, 0),
+            raw::ncclGinWaitSignalTimeout(&mut net, &one, 0, 1, SIGNAL_BITS, ACQ_REL, 0),
         ];
         let all = timed_out.into_iter().chain(completed).chain(single_polls);
         all.enumerate().for_each(|(i, result)| out.local().store(i, result));
@@ -87,7 +106,7 @@ fn every_wait_with_a_timeout_ends() {
             gpu.launch(every_kind::args(&gpu.dev_comm(full())?, &out, &signals).grid(1).block(1))?;
             read(&out)
         });
-        assert_eq!(out, [[8, 8, 8, 0, 0, 0, 0, 0, 8, 0]]);
+        assert_eq!(out, [[TIMEOUT, TIMEOUT, TIMEOUT, 0, 0, 0, 0, 0, TIMEOUT, 0]]);
     }
 }
 
@@ -108,7 +127,8 @@ unsafe fn is_slow(comm: DevComm, out: Window<u32>, rounds: u32) {
             }
             return;
         }
-        let result = raw::ncclGinWaitSignalTimeout(&mut net, &coop, 0, 1, 64, ACQ_REL, LONG);
+        let result =
+            raw::ncclGinWaitSignalTimeout(&mut net, &coop, 0, 1, SIGNAL_BITS, ACQ_REL, LONG);
         if thread::thread_idx_x() == 0 {
             out.local().store(1, result as u32);
         }
@@ -139,8 +159,15 @@ unsafe fn spins_for_a_timeout(comm: DevComm, flag: Window<u32>) {
             while flag.load(Order::Acquire, Scope::Sys) == 0 {}
             return;
         }
-        let result =
-            raw::ncclGinWaitSignalTimeout(&mut net, &thread_coop(), 0, 1, 64, ACQ_REL, LONG);
+        let result = raw::ncclGinWaitSignalTimeout(
+            &mut net,
+            &thread_coop(),
+            0,
+            1,
+            SIGNAL_BITS,
+            ACQ_REL,
+            LONG,
+        );
         mem::store_volatile(flag.lsa(0).as_ptr(), result as u32);
     }
 }
@@ -220,6 +247,7 @@ fn a_wait_in_vain_is_found_at_once() {
     });
     let Error::Deadlock(stall) = &*error else { panic!("{error}") };
     let named = stall.waiters.iter().filter(|w| matches!(w.what, Waiting::For(_)));
+    // The first thread of each of two blocks on two ranks.
     assert_eq!(named.map(|w| w.threads).sum::<u32>(), 4);
 }
 

@@ -74,7 +74,7 @@ def torchs_tensors_are_reduced(versioned):
         assert allocated() == before
 
 
-def onsupported_tensors_are_refused():
+def unsupported_tensors_are_refused():
     before = allocated()
     for words, make in {
         "not contiguous": lambda gpu: torch.zeros(4, 4, device=gpu).t(),
@@ -109,5 +109,5 @@ assert loaded == {nccl}, (loaded, nccl)
 for versioned in [False, True] if makes_versioned() else [False]:
     torchs_tensors_are_reduced(versioned)
     torch_takes_devcomms_memory(versioned)
-onsupported_tensors_are_refused()
+unsupported_tensors_are_refused()
 print("PASS")

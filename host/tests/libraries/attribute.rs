@@ -18,6 +18,9 @@ tests! {
     a_program_without_ptx_fails_where_gpus_are_asked_for in ["DEVCOMM_TEST_GPUS" = "1"],
 }
 
+/// The runs of two ranks under each of the nine schedules of `run_test`.
+const SIMULATED_RUNS: usize = 2 * 9;
+
 /// The times that ranks have run: on GPUs, and on simulated ones.
 #[derive(Default)]
 struct Runs([AtomicUsize; 2]);
@@ -45,7 +48,7 @@ fn a_program_without_ptx_is_tested_on_simulated_gpus_although_there_are_gpus() {
             loaded
         });
         let [on_gpus, simulated] = runs.counted();
-        assert!(on_gpus > 0 && simulated == 2 * 9, "{on_gpus} {simulated}");
+        assert!(on_gpus > 0 && simulated == SIMULATED_RUNS, "{on_gpus} {simulated}");
     }
 }
 
@@ -56,7 +59,7 @@ fn a_test_is_simulated_where_there_are_gpus_but_no_nccl() {
         rank.barrier()
     });
     // Python or the system may have one.
-    let expected = if Library::open(None).is_ok() { [2, 0] } else { [0, 2 * 9] };
+    let expected = if Library::open(None).is_ok() { [2, 0] } else { [0, SIMULATED_RUNS] };
     assert_eq!(runs.counted(), expected);
 }
 

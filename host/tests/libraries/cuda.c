@@ -4,6 +4,9 @@
 // STUB_CUDA=code    version of cuDriverGetVersion (default 13000)
 // STUB_HANG         if set, kernels never end
 // STUB_LOG=file     file to which some calls append a line, which begins with the GPU
+//
+// It returns these errors: 200 invalid image, 218 invalid PTX, 222 unsupported version of PTX, 600
+// not ready.
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -75,6 +75,7 @@ fn a_device_communicator_without_gin_is_refused() {
 
 fn the_largest_grid_is_that_of_any_back_end() {
     let kernels = Kernels::load(&Context::new(0).unwrap(), &KERNELS).unwrap();
+    // The stub driver has 132 multiprocessors with two blocks each.
     assert_eq!(kernels.resident_blocks::<Ping>(256, 0).unwrap(), 264);
     assert_eq!(kernels.info::<Ping>().unwrap().registers, 32);
     let names: Vec<&str> = kernels.names().collect();

@@ -30,7 +30,7 @@ fn ptx(text: &str) -> KernelSet {
     set("fill", text, SIDECAR, None)
 }
 
-/// Returns PTX with a cubin, whose description has this hash.
+/// Returns PTX with a cubin, whose description has this hash, or the right one if it is `None`.
 fn cubin(cubin: &str, arch: &str, hash: Option<&str>) -> KernelSet {
     let of = |bytes: &[u8]| Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
     let hash = hash.map_or_else(|| of(cubin.as_bytes()), str::to_owned);
@@ -162,6 +162,7 @@ fn a_launch_that_would_hang_or_has_no_kernel_is_refused_before_the_driver_sees_i
         // SAFETY: the stub driver runs no kernel.
         refusal(unsafe { fill.launch(&kernels.on(&stream)) })
     };
+    // The stub driver has 132 multiprocessors with two blocks each.
     assert!(matches!(launch(1000, 265), LaunchRefusal::NotResident { .. }));
     assert!(matches!(launch(4, 5), LaunchRefusal::TooFewBarriers { .. }));
     assert_eq!(kernels.resident_blocks::<Fill>(256, 0).unwrap(), 264);

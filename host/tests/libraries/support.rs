@@ -144,6 +144,7 @@ unsafe impl IntoArg<DevComm> for &FakeDevComm {
     }
 }
 
+/// Defines a kernel for each type: its file, its name, and whether it uses GIN.
 macro_rules! kernels {
     ($($item:ident = $file:literal $name:literal $(gin $gin:literal)?),*) => { $(
         pub(crate) enum $item {}
@@ -170,6 +171,7 @@ pub(crate) fn set_of(module: ModuleSource) -> KernelSet {
     unsafe { KernelSet::new((Box::leak(Box::new([module])), None)) }
 }
 
+/// Returns bytes as a program includes them, compressed by zlib.
 pub(crate) fn packed(bytes: impl AsRef<[u8]>) -> &'static [u8] {
     compress_to_vec_zlib(bytes.as_ref(), 1).leak()
 }

@@ -70,6 +70,8 @@ fn expected_waits(rank: usize) -> Vec<StuckWait> {
     (0..BLOCKS).map(wait).collect()
 }
 
+/// Checks that the kernels of rank `by_rank` were aborted in the waits of [`expected_waits`], for a
+/// cause that `why` accepts.
 #[track_caller]
 fn assert_aborted(result: Result<()>, why: impl Fn(AbortCause) -> bool, by_rank: usize) {
     match result {
@@ -317,7 +319,8 @@ fn a_wait_for_an_event_after_them_gets_the_error_too() {
 }
 
 fn run_with_failing_network(world: &World, wait: fn(&Setup) -> Result<()>) {
-    // `ncclCommGetAsyncError` is called in the wait for the stream, not before.
+    // `ncclCommGetAsyncError` is called in the wait for the stream, not before. 6 is the code of
+    // `ncclRemoteError`.
     inject(world, "ncclCommGetAsyncError", 0, Effect::Later(6));
     let failed = world.run(|rank| {
         let setup = Setup::new(rank)?;

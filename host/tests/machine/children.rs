@@ -148,6 +148,7 @@ fn a_communicator_grows_by_new_ranks_and_old_ones_keep_their_numbers() {
     assert_eq!(new, "ncclCommGrow to 3 rank 2 with id new");
 }
 
+/// The longest time until a communicator that does not block is ready.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Returns a communicator that does not block, ready for use.
@@ -210,6 +211,7 @@ fn a_child_that_is_not_ready_for_use_is_ended() {
     }
 }
 
+/// The deadline of NCCL calls, in the last two tests.
 const DEADLINE: Duration = Duration::from_secs(1);
 
 /// Splits `comm`, which does not block, on rank 0 while rank 1 is absent until long after the
@@ -232,6 +234,7 @@ fn split_alone(rank: &Rank, comm: &Communicator) -> Result<()> {
     Ok(())
 }
 
+/// Runs `f` in two ranks. Rank 1's `ncclCommSplit` fails at once, so that of rank 0 does not end.
 fn with_an_absent_rank(f: impl Fn(&Rank) -> Result<()> + Sync) {
     let builder = World::builder().deadline(Some(DEADLINE)).simulate(simulation());
     let world = builder.threads(2).unwrap();

@@ -72,10 +72,10 @@ fn matrix(data: u64, device_id: usize) -> DlTensor {
     const SHAPE: &[i64] = &[2, 3];
     DlTensor {
         data,
-        device_type: 2,
+        device_type: 2, // kDLCUDA
         device_id: device_id as i32,
         ndim: 2,
-        code: 2,
+        code: 2, // kDLFloat
         bits: 32,
         lanes: 1,
         shape: SHAPE.as_ptr(),
@@ -171,6 +171,7 @@ fn a_tensor_that_is_refused_is_given_back_at_once_with_the_reason() {
             refused(exported_versioned(tensor, 1, 0), words);
         }
         refused(exported_versioned(good, 2, 0), "DLPack 2.1; this crate takes 1.x");
+        // Flag 1 is `DLPACK_FLAG_BITMASK_READ_ONLY`.
         refused(exported_versioned(good, 1, 1), "may not be written to");
         // SAFETY: NULL is refused.
         let null = [unsafe { DlpackTensor::from_raw(null_mut()) }, unsafe {
@@ -194,6 +195,7 @@ fn a_tensor_that_is_refused_is_given_back_at_once_with_the_reason() {
 
 #[test]
 fn elements_of_every_type_go_out_and_come_back() {
+    // With the code and the bits of `DLDataType`.
     const TYPES: [(DataType, u8, u8); 12] = [
         (DataType::Int8, 0, 8),
         (DataType::Uint8, 1, 8),

@@ -73,6 +73,7 @@ fn sum(rank: &Rank) -> Result<f32> {
     Ok(contents(&b)[0])
 }
 
+/// A failure with the code of `ncclSystemError`.
 const REFUSAL: Effect = Effect::Fail(2);
 /// The delay before a rank panics.
 const A_WHILE: Duration = Duration::from_millis(100);

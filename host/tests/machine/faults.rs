@@ -71,6 +71,7 @@ fn nothing_is_left(machine: &SimulatedMachine, dead: Option<usize>, what: &str) 
     };
     for gpu in 0..RANKS {
         let count = |functions: [&str; 2]| {
+            // Calls that succeeded or are in progress (7); a split without a color makes nothing.
             let is_one = |call: &&CallRecord| {
                 functions.contains(&call.function)
                     && call.gpu == Some(gpu)

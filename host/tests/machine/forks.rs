@@ -24,12 +24,12 @@ fn in_child(f: impl FnOnce() -> bool) {
     assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "{status:#x}");
 }
 
-fn assert_refused<T>(result: Result<T>) -> bool {
+fn is_refused<T>(result: Result<T>) -> bool {
     matches!(result, Err(Error::State(StateError::Forked)))
 }
 
 /// Checks that a forked child is refused all calls that wait for the GPU, other ranks or threads.
-fn all_are_refused(rank: &Rank) -> Result<bool> {
+fn check_that_all_are_refused(rank: &Rank) -> Result<()> {
     let (comm, stream, event) = (rank.communicator()?, rank.stream()?, rank.context().event()?);
     let other = rank.new_communicator(&CommConfig::new())?;
     let window = comm.window::<f32>(COUNT)?;
@@ -38,26 +38,26 @@ fn all_are_refused(rank: &Rank) -> Result<bool> {
     launch()?;
     in_child(move || {
         let refused = [
-            assert_refused(rank.barrier()),
-            assert_refused(rank.new_communicator(&CommConfig::new())),
-            assert_refused(rank.stream()),
-            assert_refused(comm.barrier()),
-            assert_refused(comm.window::<f32>(8)),
-            assert_refused(comm.mem_alloc::<f32>(8)),
-            assert_refused(comm.split(Some(0), 0, &CommConfig::new())),
-            assert_refused(comm.all_reduce(&window, &window, ReduceOp::Sum, &stream)),
-            assert_refused(other.destroy()),
-            assert_refused(launch_store_count(&stream, LaunchConfig::new(1, 32), (&dev, &window))),
-            assert_refused(stream.record(&event)),
-            assert_refused(stream.synchronize()),
-            assert_refused(event.synchronize()),
-            assert_refused(window.copy_from_host(&[1.0; COUNT])),
-            assert_refused(window.copy_to_host(&mut [0.0; COUNT])),
+            is_refused(rank.barrier()),
+            is_refused(rank.new_communicator(&CommConfig::new())),
+            is_refused(rank.stream()),
+            is_refused(comm.barrier()),
+            is_refused(comm.window::<f32>(8)),
+            is_refused(comm.mem_alloc::<f32>(8)),
+            is_refused(comm.split(Some(0), 0, &CommConfig::new())),
+            is_refused(comm.all_reduce(&window, &window, ReduceOp::Sum, &stream)),
+            is_refused(other.destroy()),
+            is_refused(launch_store_count(&stream, LaunchConfig::new(1, 32), (&dev, &window))),
+            is_refused(stream.record(&event)),
+            is_refused(stream.synchronize()),
+            is_refused(event.synchronize()),
+            is_refused(window.copy_from_host(&[1.0; COUNT])),
+            is_refused(window.copy_to_host(&mut [0.0; COUNT])),
         ];
         drop((window, dev, event, stream, other, comm));
         refused.into_iter().all(|refused| refused)
     });
-    Ok(true)
+    Ok(())
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn a_forked_child_that_uses_its_parents_world_gets_an_error_and_the_parent_goes_
     ranks(2, |rank| {
         rank.load(&NO_PTX)?;
         let comm = rank.communicator()?;
-        all_are_refused(rank)?;
+        check_that_all_are_refused(rank)?;
         let b = comm.mem_alloc::<f32>(1)?;
         let stream = rank.stream()?;
         comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;

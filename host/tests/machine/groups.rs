@@ -66,6 +66,7 @@ fn a_group_whose_closure_fails_or_panics_makes_nothing() {
         let ((), log) = logged(rank, || {
             let failed: Result<()> = group(|_| {
                 sum()?;
+                // There is no rank 9.
                 comm.send(&b, 9, &stream)
             });
             assert!(matches!(failed, Err(Error::InvalidInput { .. })));

@@ -97,6 +97,7 @@ fn a_launch_that_would_hang_is_refused_before_the_driver_sees_it() {
             let config = LaunchConfig::new(grid, block);
             refusal(launch_store_count(&stream, config, (&dev, &window)))
         };
+        // 132 multiprocessors with room for 32 blocks of 64 threads, or 8 of 256 threads.
         assert!(matches!(launch(132 * 32 + 1, (64, 1)), LaunchRefusal::NotResident { .. }));
         assert!(matches!(launch(1, (8, 8)), LaunchRefusal::NotOneDimensional { .. }));
         assert!(matches!(launch(0, (8, 1)), LaunchRefusal::Empty { .. }));

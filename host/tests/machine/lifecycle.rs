@@ -69,7 +69,7 @@ fn a_registration_lasts_until_it_is_closed_or_its_communicator_ends() {
         };
         let log = calls(rank, register)?;
         let made = ["ncclMemAlloc 32", "ncclCommRegister 32"];
-        assert_eq!((&log[..2], &*log[log.len() - 1]), (&made.map(str::to_owned)[..], CLOSED));
+        assert_eq!((&log[..2], &*log[log.len() - 1]), (&made.map(str::to_owned)[..], DEREGISTER));
         assert_eq!(count(&log, "ncclCommDeregister") + count(&log, "ncclMemFree"), 0, "{log:?}");
         let registered = comm.register_buffer(&comm.mem_alloc::<f32>(4)?)?;
         let log = calls(rank, || registered.close())?;
@@ -81,7 +81,8 @@ fn a_registration_lasts_until_it_is_closed_or_its_communicator_ends() {
     ends_with(&ran.world, &[&end[..], &end, &["ncclCommFinalize", "ncclCommDestroy"]].concat());
 }
 
-const CLOSED: &str = "ncclCommWindowDeregister";
+/// What NCCL is called for when a window is closed.
+const DEREGISTER: &str = "ncclCommWindowDeregister";
 
 #[test]
 fn memory_that_the_program_frees_itself_is_registered_as_long_as_its_guard_lives() {
@@ -118,7 +119,7 @@ fn all_resources_of_a_communicator_are_closed_at_once_and_it_goes_on() {
             "ncclCommDeregister",
             "ncclMemFree",
             "ncclDevCommDestroy",
-            CLOSED,
+            DEREGISTER,
             "ncclRedOpDestroy 5",
         ];
         assert_eq!(log, closed);
@@ -405,6 +406,7 @@ fn communicators_of_one_thread_end_one_by_one() {
     }
 }
 
+/// The longest time until a communicator that does not block is ready.
 const LIMIT: Duration = Duration::from_secs(5);
 
 #[test]

@@ -46,6 +46,7 @@ fn a_wait_counts_the_signals_of_each_rank_index_and_context() {
         } else {
             let to = Signal { peer: 0, index: 7, context: 2 };
             let to = if me == 1 { to } else { Signal::to(0) };
+            // Rank 1 sends two of its three signals, and rank 2 its only one.
             for _ in 0..[1, 2][me % 2] {
                 comm.signal(to, &stream)?;
             }

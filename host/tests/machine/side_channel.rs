@@ -48,6 +48,7 @@ impl SideChannel for Channel {
     }
 }
 
+/// How long a rank may be silent before it is lost.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Returns the communicator of `owner`, as another library's, on a context of its own.
@@ -102,8 +103,8 @@ fn requirements_that_differ_fail_on_all_ranks() {
         );
         rank.barrier()
     });
-    // What was exchanged is forgotten but for the last exchange of each set, and the heartbeats.
-    assert!(store.0.lock().len() < 3 * 3 + 1, "{:?}", store.0.lock().keys());
+    // Each of 3 ranks leaves the last exchange of both communicators, and its heartbeat.
+    assert!(store.0.lock().len() <= 3 * 3, "{:?}", store.0.lock().keys());
 }
 
 #[test]

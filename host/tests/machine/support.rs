@@ -194,6 +194,7 @@ impl<T> Later<T> {
     /// Waits for the thread, and returns the result of `f`.
     pub(crate) fn join(self) -> T {
         loop {
+            // Taken first: if the thread ends after the check, which is an event, the wait returns.
             let seen = self.machine.event_count();
             if let Some(result) = self.result.lock().take() {
                 return result;

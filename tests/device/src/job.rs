@@ -220,6 +220,7 @@ pub fn assert_kernels_run(rank: &Rank) -> Result<(), Error> {
     let setup = Setup::new(2, 64);
     let job = Job::new(rank, &setup)?;
     rank.barrier()?;
+    // Three rounds of acquire-release.
     job.launch::<crate::kernels::lsa_sync>(&setup, 4 | 3 << 3)?;
     job.stream.synchronize()?;
     rank.barrier()?;

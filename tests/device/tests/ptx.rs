@@ -286,6 +286,7 @@ fn check_order(ptx: &str, kernel: &str, instructions: &[&str]) -> Result<(), Fai
     Ok(())
 }
 
+/// Checks that the kernels in `launches.rs` have their instructions.
 fn uses_the_instructions(ptx: &str) -> Result<(), Failed> {
     for (kernel, instructions) in [
         (
@@ -310,6 +311,7 @@ fn uses_the_instructions(ptx: &str) -> Result<(), Failed> {
     Ok(())
 }
 
+/// Checks that a kernel with debug checks has their messages, and that one without stops silently.
 fn says_what_went_wrong(checked: &str, plain: &str) -> Result<(), Failed> {
     let message = "the elements do not fit the session's slots";
     let bytes: Vec<String> = message.bytes().map(|byte| byte.to_string()).collect();

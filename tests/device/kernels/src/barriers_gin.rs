@@ -21,8 +21,8 @@ fn fence(n: u32) -> FenceLevel {
 
 /// Repeats `rounds` times: this rank puts a word to every rank of `team` and gets one from it,
 /// alternating over the contexts that the barrier covers; calls `sync`; and checks the words whose
-/// arrival `fence` guarantees. Returns the number of errors. The coop's words in `mail` begin at
-/// index `first`: 4 rows, of one word per rank.
+/// arrival `fence` guarantees: its bit 0 is for puts, its bit 1 for gets. Returns the number of
+/// errors. The coop's words in `mail` begin at index `first`: 4 rows, of one word per rank.
 #[allow(clippy::too_many_arguments)]
 unsafe fn rounds<B: GinBackend>(
     comm: &DevComm,

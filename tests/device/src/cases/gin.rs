@@ -102,7 +102,8 @@ pub fn shadows(world: &TestWorld) {
     let setup = Setup { out: 6 * 40, ..Setup::with_gin(1, 40) };
     for words in world.run_often::<kernels::gin_shadows>(&setup, 1000).into_iter().flatten() {
         for got in words.chunks(6) {
-            // The left neighbor may be ahead of this rank.
+            // The left neighbor may be ahead of this rank: then a wait sees both amounts, and the
+            // next wait of the second signal nothing. Else that one sees 2 after 1,000.
             assert!(got[0] == 3 || got[0] == 7, "{got:?}");
             assert_eq!(got[1..4], [0, 7, 0], "{got:?}");
             assert!(got[4..] == [1000, 100_002] || got[4] == 1002, "{got:?}");
@@ -116,6 +117,7 @@ pub fn timeouts(world: &TestWorld) {
     let setup = Setup { va: true, ..Setup::with_gin(1, 64) };
     for coop in [0, 1] {
         let found = world.run::<kernels::gin_never>(&setup, &[coop]);
+        // The first five waits time out, and the shadow is 5 until the reset.
         require_all("timeouts", &found, 0b1_1111 | 5 << 8);
     }
 }
@@ -199,7 +201,8 @@ pub fn barrier_timeouts(world: &TestWorld) {
     let setup = Setup { world_barriers: 1, hybrid_barriers: 1, ..Setup::with_gin(1, 40) };
     let found = world.run::<kernels::gin_barrier_never>(&setup, &[0]);
     for (rank, words) in found.into_iter().enumerate() {
-        let expected = if rank == 0 { Setup::UNTOUCHED } else { 7 };
+        // All three waits time out.
+        let expected = if rank == 0 { Setup::UNTOUCHED } else { 0b111 };
         assert!(words.iter().all(|&word| word == expected), "rank {rank}: {words:?}");
     }
 }

@@ -52,6 +52,7 @@ pub fn flags(world: &TestWorld) {
 pub fn polls(world: &TestWorld) {
     for coop in [0, 1] {
         let found = world.run::<kernels::polls>(&Setup::new(1, 72), &[coop]);
+        // Only the first poll times out.
         super::require_all("polls", &found, 1);
     }
 }

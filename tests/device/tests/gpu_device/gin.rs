@@ -8,6 +8,7 @@ use devcomm_device_tests::{TestWorld, gpus, in_worlds};
 const ANY: &[(usize, usize)] = &[(2, 1), (3, 3), (4, 2), (6, 3), (2, 2), (4, 4), (4, 1)];
 const SMALL: &[(usize, usize)] = &[(2, 2), (2, 1), (3, 3), (4, 4)];
 
+/// Tests: GIN connections, simulated worlds, number of seeds, and the case with its arguments.
 macro_rules! tests {
     ($(
         $name:ident: $connection:ident, $worlds:ident, $seeds:literal, $case:path $(, $arg:expr)*;

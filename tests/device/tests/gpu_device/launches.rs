@@ -32,7 +32,8 @@ fn refusal(result: Result<(), Error>) -> LaunchRefusal {
 
 const BLOCKS: u32 = 24;
 
-/// Launches one of the two kernels that pass numbers on, and checks what the blocks got.
+/// Launches one of the two kernels that pass numbers on (the one with clusters of two if `fixed`),
+/// and checks what the blocks of clusters of `size` got.
 fn pass_on(rank: &Rank, config: LaunchConfig, fixed: bool, size: u32) -> Result<(), Error> {
     let stream = rank.stream()?;
     let out = rank.communicator()?.mem_alloc::<f32>((BLOCKS * THREADS * 4) as usize)?;
@@ -102,6 +103,7 @@ fn clusters_that_cannot_be_are_refused() {
             refusal(pass_on(rank, config, fixed, cluster))
         };
         for blocks in [0, 9] {
+            // The grid is a multiple of 9.
             let refused = launch(72, blocks, false);
             assert_eq!(refused, LaunchRefusal::ClusterSize { blocks, limit: 8 });
         }

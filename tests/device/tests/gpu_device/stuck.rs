@@ -41,6 +41,7 @@ fn assert_ended<K: TestKernel>(
     for seed in 0..SEEDS {
         let simulation = Simulation::new([2, 3, 4][seed as usize % 3]).preempt(seed % 8 == 7);
         let handles = Handles::default();
+        // For each number of ranks, deadlines and handles take turns.
         gpus(simulation.seed(seed), setup.gin).run(name, |rank| {
             end_once::<K>(rank, n, setup, seed / 3, &handles, reported, &right)?;
             assert_kernels_run(rank)
@@ -163,6 +164,7 @@ fn in_the_middle_of_a_loop_over_many_blocks() {
 fn in_ll_all_to_all() {
     let setup = Setup { ll: (4, 1, 8), ..setup() };
     assert_ended::<kernels::stuck_lsa>("in_ll_all_to_all", 2, &setup, 2, |stuck, _| {
+        // The first epoch is 2.
         let wait = &stuck.wait;
         wait.kind == WaitKind::LlA2a && wait.index == 0 && wait.wanted == 2
     });

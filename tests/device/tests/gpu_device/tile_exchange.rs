@@ -20,6 +20,7 @@ fn rounded_twice(problem: Problem, ranks: usize, (row, column): (usize, usize)) 
 
 /// Checks three successive products of different elements: the banks of slots take turns.
 fn sums_products(rank: &Rank) -> Result<(), devcomm::Error> {
+    // Two by two tiles, which reach beyond C.
     let [m, n, k] = [130_usize, 134, 40];
     rank.load(&KERNELS)?;
     let (comm, stream, ranks) = (rank.communicator()?, rank.stream()?, rank.n_ranks());
