@@ -40,7 +40,7 @@ pub fn gemm_sliced(gpu: &Gpu<'_>) -> Result<()> {
     products(gpu, [130, 80, 1544], |plan| plan.to_string() == "unswapped:128x80:1:1x1:2")
 }
 
-/// Two tiles in two rounds, each by the four blocks of a cluster, of which there is one.
+/// Computes two tiles in two rounds, each by the four blocks of a cluster, of which there is one.
 pub fn gemm_unswapped(gpu: &Gpu<'_>) -> Result<()> {
     products(gpu, [128, 160, 648], |plan| plan.to_string() == "unswapped:128x80:4")
 }
