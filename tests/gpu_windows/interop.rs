@@ -69,9 +69,13 @@ fn another_librarys_stream_by_its_handle() {
         // The stream was not destroyed.
         require_works(comm, &owner)?;
 
-        // SAFETY: the default stream always exists.
-        let default = unsafe { Stream::from_raw(rank.context(), std::ptr::null_mut()) };
-        require_works(comm, &default)?;
-        require_kernels_work(rank, comm, &default)
+        // NULL and CU_STREAM_LEGACY.
+        for raw in [0, 1].map(std::ptr::without_provenance_mut) {
+            // SAFETY: the default stream always exists.
+            let default = unsafe { Stream::from_raw(rank.context(), raw) };
+            require_works(comm, &default)?;
+            require_kernels_work(rank, comm, &default)?;
+        }
+        Ok(())
     });
 }

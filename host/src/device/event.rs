@@ -66,10 +66,13 @@ impl Event {
         self.inner.handle.is_reached()
     }
 
-    /// Waits until the stream's work before the event is done.
+    /// Waits until the stream's work before the event is done. That is what the driver has: not
+    /// operations that a non-blocking communicator has still to enqueue. That kernels were aborted
+    /// is an error of [`Stream::synchronize`](super::Stream::synchronize), not of this.
     ///
     /// # Errors
     ///
+    /// [`StateError::DeadlinePassed`](crate::StateError::DeadlinePassed) if the GPU is stuck;
     /// [`WorldError::RankLost`](crate::WorldError::RankLost); [`Error::Nccl`](crate::Error::Nccl)
     /// if one of NCCL's operations in a stream of this context fails, or the network that a kernel
     /// there uses (GIN);
@@ -83,6 +86,9 @@ impl Event {
         let mut checked = machine.now();
         let waited = context.poll(None, || {
             let reached = self.is_reached()?;
+            if !reached {
+                context.refuse_stuck()?;
+            }
             if !reached && machine.is_due(checked, ASYNC_ERROR_INTERVAL) {
                 checked = machine.now();
                 context.check_async_errors().map_err(|error| context.prefer_cause(error))?;
@@ -104,7 +110,8 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// The driver's error, when one of the two was not recorded or is not reached yet.
+    /// The driver's error, when one of the two has no timing, was not recorded or is not reached
+    /// yet.
     pub fn elapsed_ms(&self, start: &Self) -> Result<f32> {
         self.inner.context.cuda().bind()?;
         self.inner.handle.elapsed_ms(&start.inner.handle)

@@ -103,14 +103,18 @@ impl Stream {
     }
 
     /// Returns a stream that another part of the program made (`CUstream`, which is
-    /// `cudaStream_t`). Dropping it waits for its work and does not destroy it. The default stream
-    /// is [`Context::default_stream`].
+    /// `cudaStream_t`). Dropping it waits for its work and does not destroy it. NULL and
+    /// `CU_STREAM_LEGACY` are the default stream, which is [`Context::default_stream`].
     ///
     /// # Safety
     ///
-    /// `raw` is a stream of the primary context of the context's GPU, and outlives this stream.
+    /// `raw` is a stream of the primary context of the context's GPU, and outlives this stream. It
+    /// is not `CU_STREAM_PER_THREAD`, which is another stream on each thread.
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: *mut c_void) -> Self {
+        /// `CU_STREAM_LEGACY`: the default stream by another handle.
+        const LEGACY: usize = 1;
+        let raw = if raw.addr() == LEGACY { std::ptr::null_mut() } else { raw };
         context.share_handles();
         // SAFETY: the caller passes a stream of this context that outlives this.
         Self::of(context, unsafe { context.cuda().foreign_stream(raw.cast(), None) })

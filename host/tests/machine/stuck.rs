@@ -12,6 +12,8 @@ fn a_missed_deadline_ends_the_waits_on_that_gpu() {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let b = comm.mem_alloc::<f32>(1)?;
         comm.recv(&b, 1 - rank.rank(), &stream)?;
+        let event = rank.context().event()?;
+        stream.record(&event)?;
         let limit = Duration::from_millis(30);
         let missed = stream.synchronize_within(limit).unwrap_err();
         assert!(
@@ -20,7 +22,9 @@ fn a_missed_deadline_ends_the_waits_on_that_gpu() {
         // From now on nothing waits for this GPU, and memory that it may access is not freed.
         let clock = || rank.simulated_machine().unwrap().now();
         let start = clock();
-        for again in [stream.synchronize(), b.copy_from_host(&[0.0]), comm.destroy()] {
+        let waits =
+            [stream.synchronize(), event.synchronize(), b.copy_from_host(&[0.0]), comm.destroy()];
+        for again in waits {
             assert!(
                 matches!(again, Err(Error::State(StateError::DeadlinePassed { .. }))),
                 "{again:?}"

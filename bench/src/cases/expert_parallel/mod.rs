@@ -7,6 +7,7 @@ mod layer;
 
 use std::rc::Rc;
 
+use anyhow::anyhow;
 use devcomm::{DevCommRequirements, ExpertParallelOptions, Kernels, LaunchConfig, Window};
 use devcomm_bench_kernels::p2p_copy;
 use devcomm_testing::experts::{Batch, Routing};
@@ -90,8 +91,13 @@ impl Benchmark for Experts {
         let ranks = harness.rank.n_ranks();
         let collectives = harness.collectives().build(harness.comm)?;
         let nccl = job.nccl()?;
-        if ranks != 2 {
-            job.selection.omit(Variant::Write, anyhow::anyhow!("it is for two ranks"))?;
+        let several_teams = harness.comm.properties()?.n_lsa_teams > 1;
+        if ranks != 2 || several_teams {
+            job.selection.omit(Variant::Write, anyhow!("it is for two ranks of one LSA team"))?;
+        }
+        if several_teams {
+            let why = anyhow!("the form for high throughput is for one LSA team");
+            job.selection.omit(Variant::RustThroughput, why)?;
         }
         let stores = Kernels::load(harness.rank.context(), &crate::base::KERNELS)?;
         job.begin()?;
@@ -197,8 +203,12 @@ impl Experts {
         let Batch { hidden, experts, top_k, .. } = **batch;
         let tokens = batch.tokens[me];
         let sizes = format!("{tokens}x{hidden}:{top_k}/{experts}");
-        let contenders: Vec<_> =
-            contenders.into_iter().map(|c| c.by_algorithm(sizes.clone())).collect();
+        // The column of the algorithm has the sizes, and NCCL's configuration, if it has one.
+        let with_sizes = |contender: Contender<'a>| {
+            let configuration = contender.asked.clone();
+            contender.by_algorithm(sizes.clone()).configured(configuration.as_ref())
+        };
+        let contenders: Vec<_> = contenders.into_iter().map(with_sizes).collect();
         let case = Case {
             size,
             count: tokens * hidden,
@@ -229,7 +239,8 @@ fn by_stores<'a>(
     let work = move || {
         let (reads, rounds) = (false, 1);
         let launch = p2p_copy::args(&dev_comm, &windows[0], &windows[1], bytes, reads, rounds);
-        // SAFETY: the windows have the bytes on every rank; all ranks are in one LSA team.
+        // SAFETY: the windows have the bytes on every rank; all ranks are in one LSA team, without
+        // which `run` omits this variant.
         unsafe { launch.config(config).launch(&compiled.on(&harness.stream)) }
     };
     let info = compiled.info::<p2p_copy>()?;
