@@ -263,7 +263,6 @@ fn a_graph_is_replayed_with_other_groups() {
             stream.synchronize()?;
             matrices.check(1, rounded)?;
         }
-        drop(graph);
         Ok(())
     });
 }

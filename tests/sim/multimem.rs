@@ -6,7 +6,10 @@ use devcomm_types::Kernel;
 
 use crate::common::*;
 use cuda_std::arch::{CTX, MulticastParts};
+use cuda_std::atomic::{Order, Scope};
+use cuda_std::multimem;
 use cuda_std::prelude::*;
+use cuda_std::reduce::Sum;
 use devcomm::sim::{Error, Waiting};
 use devcomm::{DevCommRequirements, ResourceBuffer, Simulation, TeamMultimem};
 use devcomm_testing::simulated::{Gpu, failure, read, run, simulate, world};
@@ -74,7 +77,7 @@ unsafe fn sums_all(comm: DevComm, out: Window<u32>, buffer: u32, ranks: usize) {
 #[test]
 fn a_multicast_address_is_every_members_copy() {
     let seen = simulate(Simulation::new(6).team_size(3), |gpu| {
-        let mut requirements = multimem();
+        let mut requirements = requirements();
         let key = requirements.add(ResourceBuffer { bytes: 24, align: 128 });
         let comm = gpu.dev_comm(requirements)?;
         let buffer = comm.resource(key)?;
@@ -161,12 +164,12 @@ fn misuse_of_multicast_addresses_is_reported() {
         })
     };
     for (which, want) in (0..).zip(wants) {
-        let error = report(&multimem(), which);
+        let error = report(&requirements(), which);
         assert!(matches!(*error, Error::Misuse { .. }), "{error}");
         assert!(error.to_string().contains(want), "{error}");
         assert!(error.to_string().contains("multimem.rs"), "{error}");
     }
-    let error = report(&multimem(), 5);
+    let error = report(&requirements(), 5);
     assert!(matches!(*error, Error::Fault { .. }), "{error}");
     let error = report(&DevCommRequirements::new().lsa_barriers(1), 0);
     assert!(error.to_string().contains("no multicast for the team"), "{error}");
@@ -200,7 +203,7 @@ unsafe fn meets_by_multimem(comm: DevComm, out: Window<u32>, rounds: u32, absent
     }
 }
 
-fn multimem() -> DevCommRequirements {
+fn requirements() -> DevCommRequirements {
     DevCommRequirements::new().lsa_barriers(1).lsa_multimem(true)
 }
 
@@ -209,7 +212,7 @@ fn an_lsa_barrier_over_multimem_meets_everyone() {
     for seed in 0..50 {
         let world = world(Simulation::new(6).team_size(3).seed(seed));
         let met = run(&world, |gpu| {
-            let args = (&gpu.dev_comm(multimem())?, &gpu.window(&[0_u32])?, 3_u32, -1);
+            let args = (&gpu.dev_comm(requirements())?, &gpu.window(&[0_u32])?, 3_u32, -1);
             (0..2).try_for_each(|_| gpu.launch(meets_by_multimem::with_args(args).grid(1).block(2)))
         });
         met.unwrap();
@@ -227,9 +230,28 @@ fn an_lsa_barrier_over_multimem_says_what_it_waits_for() {
             )
         })
     };
-    let error = failure_with(&multimem());
+    let error = failure_with(&requirements());
     let Error::Deadlock(stall) = &*error else { panic!("{error}") };
     assert!(stall.waiters.iter().all(|w| matches!(w.what, Waiting::For(_))));
-    let error = failure_with(&multimem().lsa_multimem(false));
+    let error = failure_with(&requirements().lsa_multimem(false));
     assert!(error.to_string().contains("the multimem handle is NULL"), "{error}");
+}
+
+/// Waits for a sum that no rank stores.
+#[kernel]
+unsafe fn polls_all(comm: DevComm, out: Window<u32>) {
+    // SAFETY: the window has an element in each rank.
+    unsafe {
+        let all = raw::ncclGetLsaMultimemPointer(handle(&out), 0, comm.as_raw()).cast::<u32>();
+        while multimem::load_reduce_ordered(Sum, all, Order::Relaxed, Scope::Sys) != 1 {}
+    }
+}
+
+#[test]
+fn a_poll_by_a_reducing_load_is_no_progress() {
+    let error = failure(Simulation::new(2), |gpu| {
+        let comm = gpu.dev_comm(requirements())?;
+        gpu.launch(polls_all::args(&comm, &gpu.window(&[0_u32])?).grid(1).block(1))
+    });
+    assert!(error.to_string().starts_with("livelock in polls_all"), "{error}");
 }

@@ -107,6 +107,7 @@ impl Thread {
                 out_of_bounds(self, address, bytes, access, at);
             }
         }
+        // Another thread of the warpgroup reports the load of this operand.
         if access == Access::ReadByOther {
             return address;
         }
@@ -154,8 +155,8 @@ impl Thread {
     /// Returns the address for an access that a mutation removes.
     #[cold]
     fn removed(&self, access: Access) -> usize {
-        // For an `mbarrier`, the scratch word has the largest counts of 20 bits, those of a phase's
-        // and of pending arrivals, so that no arrival ends a phase.
+        // An `mbarrier`'s word has the arrivals of a phase in bits 0 to 19 and the pending ones in 20
+        // to 39 (`arch_host::bulk`): both are the maximum here, so that no arrival ends a phase.
         let changed = matches!(access, Access::BarrierChange);
         self.scratch.set(if changed { (1 << 40) - 1 } else { 0 });
         self.suspend(Wait::Ready);
@@ -308,7 +309,10 @@ impl Thread {
             Ok(parts) => parts,
             Err(why) => self.misuse(at, format!("a multimem instruction: {why}")),
         };
-        gpus.progress();
+        // With `watch` each copy is reported as an access, and a load is no progress.
+        if !gpus.settings.watch {
+            gpus.progress();
+        }
         if gpus.settings.preempt || gpus.accesses.get() >= gpus.slice_end.get() {
             self.suspend(Wait::Ready);
         }
@@ -394,8 +398,9 @@ fn event(ctx: *const ThreadCtx, event: Event, at: Site) {
     gpus.memory.races.event(&mut thread.race.borrow_mut(), event, at, number);
 }
 
-/// cuda_std's operations. Threads run one at a time and memory is sequentially consistent: what
-/// fences order matters to the detection of [races](crate::race) only.
+/// cuda_std's operations. Threads run one at a time, so that memory itself is sequentially
+/// consistent. What fences order matters to the detection of [races](crate::race), and to the old
+/// values that weak loads see.
 pub(crate) static OPS: Ops = Ops {
     barrier: |ctx, id, count, at| barrier::arrive(Thread::of(ctx), id, count, None, at),
     sync_warp: |ctx, mask, at| {
