@@ -155,8 +155,9 @@ impl Thread {
     /// Returns the address for an access that a mutation removes.
     #[cold]
     fn removed(&self, access: Access) -> usize {
-        // An `mbarrier`'s word has the arrivals of a phase in bits 0 to 19 and the pending ones in 20
-        // to 39 (`arch_host::bulk`): both are the maximum here, so that no arrival ends a phase.
+        // An `mbarrier`'s word has the arrivals of a phase in bits 0 to 19 and the pending ones in
+        // bits 20 to 39 (`arch_host::bulk`): both are the maximum here, so that no arrival ends a
+        // phase.
         let changed = matches!(access, Access::BarrierChange);
         self.scratch.set(if changed { (1 << 40) - 1 } else { 0 });
         self.suspend(Wait::Ready);
