@@ -13,6 +13,9 @@ import sys
 KERNELS = {"nccl-tests-lsa": 1, "nccl-tests-lsa-vector": 2}
 # Its kernels add these types.
 TYPES = {"f32": (4, "float"), "f16": (2, "half")}
+# The bytes of an element of the others.
+WIDTHS = {"bf16": 2, "f8e4m3": 1, "f8e5m2": 1, "i8": 1, "u8": 1}
+WIDTHS |= {"i32": 4, "u32": 4, "f64": 8, "i64": 8, "u64": 8}
 
 
 def steps(sizes):
@@ -64,7 +67,8 @@ def main(job, program):
             if dtype not in TYPES:
                 for count in counts:
                     why = "nccl-tests' kernels add f32 and f16"
-                    row = {"variant": variant, "type": dtype, "size": 2 * count, "left_out": why}
+                    size = WIDTHS[dtype] * count
+                    row = {"variant": variant, "type": dtype, "size": size, "left_out": why}
                     print(json.dumps(row), flush=True)
                 continue
             width, name = TYPES[dtype]

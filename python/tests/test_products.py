@@ -152,7 +152,7 @@ def test_gathered_rows_are_multiplied_with_a_bias_an_activation_and_a_residual()
 
 
 @pytest.mark.parametrize(("wire", "error"), [(None, 2**-7), ("f32", 2**-8), ("e4m3", 2**-3)])
-def test_partial_sums_are_sent_in_the_type_that_is_asked_for(wire, error):
+def test_sums_are_as_exact_as_the_type_in_which_parts_are_sent(wire, error):  # None: bf16
     m, n, k = 16, 64, 32
     a, b = [numbers(r, m, k) for r in range(N)], [numbers(10 + r, n, k) for r in range(N)]
 
@@ -246,7 +246,7 @@ def test_what_does_not_fit_a_product_is_refused_by_its_name():
                 lambda: gemm(a8, b8, c.float(), block_scales=(torch.ones(1, 8), torch.ones(1, 1))),
             ),
             ("tensor of torch", lambda: gemm(a.float().numpy(), b.float().numpy())),
-            ("residual has the shape", lambda: gathered(a, b, residual=c)),
+            ("residual has the shape", lambda: gathered(a[:4], b, residual=c[:4])),
             ("fp8", lambda: devcomm.GemmAllReduce(comm, 8, 24, wire="fp8")),
             ("c is left out", lambda: reduced(a, b)),
         ]

@@ -20,7 +20,7 @@ pub fn key([m, n, k]: [usize; 3]) -> Key {
 
 /// The key of a table's entry, by which the table is sorted.
 pub trait TableKey: Ord + Sized {
-    /// Reads the key and the plan after it.
+    /// Returns the key of an entry's words, and checks the plan after it.
     fn parse(words: &[&str]) -> Result<Self>;
 }
 
@@ -94,7 +94,8 @@ impl<K: TableKey> Table<K> {
         self.entries.contains_key(key)
     }
 
-    /// Adds an entry, or replaces the one with this key. A new table begins with `head`.
+    /// Adds an entry, or replaces the one with this key. A table without
+    /// comments gets `head` as its first line.
     pub fn insert(&mut self, key: K, line: String, head: String) {
         if self.comments.is_empty() {
             self.comments.push(head);

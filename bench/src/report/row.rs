@@ -112,7 +112,8 @@ pub struct Row {
     /// Algorithm and bus bandwidth in GB/s, as nccl-tests defines them.
     pub algbw: Option<f64>,
     pub busbw: Option<f64>,
-    /// The rate of a matrix product: 10^12 operations (a term is two) per second, on each rank.
+    /// The rate of a matrix product: 10^12 operations (a multiply-add counts as two) per second, on
+    /// each rank.
     pub tflops: Option<f64>,
     /// Wrong elements over all ranks; `None` if not checked.
     pub wrong: Option<usize>,
@@ -123,7 +124,8 @@ pub struct Row {
     pub time_over_best: Option<f64>,
     /// The library's algorithm, or the plan of the product in Rust.
     pub algorithm: Option<String>,
-    /// The plan that the command line names for it.
+    /// The plan that the command line names for it; of a peer program, the algorithm that its
+    /// result names, which tells rows of one variant apart.
     pub asked: Option<String>,
     pub l2: Option<L2>,
     /// Medians of rank 0's GPU while the variant was timed; `None` without NVML.
@@ -134,14 +136,15 @@ pub struct Row {
     pub p99_us: Option<f64>,
     /// The longest minus the shortest round in percent of their median.
     pub spread_percent: Option<f64>,
-    /// Microseconds of a peer in its second run, after this program.
+    /// Microseconds of a peer program in its second run, after this program.
     pub again_us: Option<f64>,
-    /// Microseconds after a kernel of another program, without that kernel's (--between).
+    /// Microseconds of the operation when a plain kernel runs before each call, without that
+    /// kernel's own time (--between).
     pub between_us: Option<f64>,
 }
 
-/// Adds the columns that follow from the times to the rows of a case, and sorts the rows of a
-/// variant next to each other. `bus` is [`Case::bus`].
+/// Adds the columns that follow from the times to the rows of a case, and sorts the rows: out of
+/// place first, then by variant in the order in which these first come. `bus` is [`Case::bus`].
 pub fn add_times(rows: &mut [Row], bus: f64, competitors: &[Variant], rounds: Option<&Rounds>) {
     let spread = |time: &dyn Fn(&[f64]) -> f64| Spread::of(rounds?.iter().map(|round| time(round)));
     let median = |i: usize| spread(&|round| round[i]).map_or(f64::INFINITY, |time| time.median);
@@ -258,7 +261,7 @@ impl Row {
     }
 }
 
-/// Returns the rows of NCCL as this program prints them when another start of it runs it as a peer.
+/// Returns the rows of NCCL as this program prints them when it is another start's peer program.
 /// They are of one variant, so that they still have the order of the times in a round.
 pub fn lines_of_peer(algorithm: &str, rows: &[Row], rounds: Option<&Rounds>) -> String {
     let line = |(i, row): (usize, &Row)| {
@@ -304,7 +307,8 @@ pub fn join_again(rows: &mut [Row], again: &[PeerResult]) -> String {
     )
 }
 
-/// Returns a size in the largest unit that it is a multiple of, with a suffix of nccl-tests' flags.
+/// Returns a size, not 0, in the largest unit that it is a multiple of, with a suffix of
+/// nccl-tests' flags.
 pub fn bytes(size: usize) -> String {
     let units = [(30, "G"), (20, "M"), (10, "K")];
     let unit = units.into_iter().find(|(shift, _)| size.trailing_zeros() >= *shift);
