@@ -1,10 +1,11 @@
 //! Tests of groups: operations take effect at the group's end, all of them or none.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 use devcomm_host::{
     Buffer, CommConfig, Communicator, Context, DevCommRequirements, DriverError, Effect, Error,
-    NcclError, Rank, ReduceOp, Result, WindowFlags, group, simulate,
+    NcclError, Rank, ReduceOp, Result, StateError, WindowFlags, group, simulate,
 };
 
 use crate::support::{
@@ -31,6 +32,49 @@ fn operations_take_effect_at_the_end_of_their_group() {
         assert_eq!(contents(&b), [2.0; 3]);
         let (done, log) = logged(rank, || group(|_| Ok::<_, Error>(7)));
         assert_eq!((done?, log), (7, none()));
+        Ok(())
+    });
+}
+
+#[test]
+fn work_on_a_stream_with_deferred_operations_is_refused_inside_their_group() {
+    ranks(2, |rank| {
+        let (comm, stream, other) = (rank.communicator()?, rank.stream()?, rank.stream()?);
+        let (a, b) = (filled(comm, &[1.0_f32; 3])?, filled(comm, &[5.0_f32; 3])?);
+        let event = rank.context().event()?;
+        other.record(&event)?;
+        let graph = stream.capture(|| stream.fill(&b, 2.0))?;
+        let mut host = [0.0; 3];
+        group(|_| {
+            comm.all_reduce(&a, &a, ReduceOp::Sum, &stream)?;
+            let refused = [
+                stream.copy(&a, &b),
+                stream.fill(&b, 3.0),
+                stream.copy_to_host(&a, &mut host),
+                stream.copy_to_device(&[4.0; 3], &b),
+                a.copy_to_host(&mut host),
+                b.copy_from_host(&[4.0; 3]),
+                b.fill_bytes(0),
+                graph.launch(&stream),
+                stream.record(&event),
+                stream.wait_event(&event),
+                stream.synchronize(),
+                stream.synchronize_within(Duration::from_secs(1)),
+                stream.is_idle().map(drop),
+            ];
+            for (i, refused) in refused.into_iter().enumerate() {
+                assert!(
+                    matches!(refused, Err(Error::State(StateError::BeforeDeferred { .. }))),
+                    "call {i}: {refused:?}"
+                );
+            }
+            // Another stream has no deferred operations.
+            other.fill(&b, 7.0)?;
+            other.record(&event)?;
+            other.synchronize()
+        })?;
+        // Nothing of what was refused has happened.
+        assert_eq!((contents(&a), contents(&b)), (vec![2.0; 3], vec![7.0; 3]));
         Ok(())
     });
 }
