@@ -1,4 +1,4 @@
-//! Tests of operations of no elements, and of buffers that overlap.
+//! Tests of operations of no elements, and of buffers that overlap or do not fit.
 
 use devcomm::{
     Buffer, Collectives, Communicator, DeviceSlice, Error, F8E4M3, Parts, Rank, ReduceOp, Result,
@@ -194,5 +194,31 @@ fn parts_and_rows_that_overlap_are_refused() {
         // The output may be the input.
         rows([0, 8, 16, 0])?;
         stream.synchronize()
+    });
+}
+
+#[test]
+fn exchanges_of_other_lengths_are_refused() {
+    on_gpus("exchanges_of_other_lengths_are_refused", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let collectives = Collectives::new(comm)?;
+        let (four, seven) = (comm.mem_alloc::<i64>(4)?, comm.mem_alloc::<i64>(7)?);
+        let four_floats = comm.mem_alloc::<f32>(4)?;
+        for (refused, reason) in [
+            (collectives.all_gather(&four, &seven, &stream), "7 elements are not 2 times 4"),
+            (
+                collectives.all_to_all(&seven, &seven, &stream),
+                "2 ranks, but its buffers have 7 elements",
+            ),
+            (
+                collectives.reduce_scatter(&four_floats, &four_floats, ReduceOp::Sum, &stream),
+                "4 elements are not 2 times 4",
+            ),
+            (collectives.broadcast(Some(four.device_slice()), &four, 2, &stream), "rank"),
+        ] {
+            let message = refused.err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(message.contains(reason), "{message}");
+        }
+        Ok(())
     });
 }

@@ -189,7 +189,7 @@ fn generated_programs_compute_what_they_do_one_step_after_the_other() {
     }
     println!("{count} programs: {features:?}");
     assert!(failed.is_empty(), "{} of {count} failed:\n{}", failed.len(), failed.join("\n"));
-    // Of many programs at least a twentieth has each feature.
+    // If there are many programs, at least a twentieth of them has each feature.
     if count >= 1000 {
         for feature in FEATURES {
             let has = features.get(&feature).copied().unwrap_or(0);

@@ -1,5 +1,6 @@
 //! Tests of waits with a timeout, and of threads that exit.
 
+use core::ffi::c_void;
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 
@@ -9,7 +10,7 @@ use cuda_std::prelude::*;
 use devcomm::Simulation;
 use devcomm::sim::{Error, Waiting};
 use devcomm_testing::simulated::{failure, read, run, simulate, world};
-use nccl_device::raw::{self, GinRequest};
+use nccl_device::raw::{self, CoopAny, Gin, GinRequest};
 use nccl_device::{Coop, DevComm, EMPTY, Lamport, LamportMemory, LamportSlots, Timeout, Window};
 
 /// A timeout in cycles that only passes when nothing else can happen.
@@ -44,6 +45,17 @@ fn a_timeout_is_told_to_the_coops_first_thread_only() {
     }
 }
 
+/// Waits until the signal at the beginning of a window is 1. Returns NCCL's code.
+///
+/// # Safety
+///
+/// The window has the signal.
+#[track_caller]
+unsafe fn wait_for_signal_in(window: *mut c_void, net: &mut Gin, one: &CoopAny) -> i32 {
+    // SAFETY: the caller guarantees the signal.
+    unsafe { raw::ncclGinWaitSignalTimeoutVA(net, one, window, 0, 1, SIGNAL_BITS, ACQ_REL, LONG) }
+}
+
 /// Records the result of each kind of wait: timed out, or not.
 #[kernel]
 unsafe fn every_kind(comm: DevComm, out: Window<i32>, signals: Window<u64>) {
@@ -56,16 +68,7 @@ unsafe fn every_kind(comm: DevComm, out: Window<i32>, signals: Window<u64>) {
     unsafe {
         let timed_out = [
             raw::ncclGinWaitSignalTimeout(&mut net, &one, 0, 1, SIGNAL_BITS, ACQ_REL, LONG),
-            raw::ncclGinWaitSignalTimeoutVA(
-                &mut net,
-                &one,
-                window,
-                0,
-                1,
-                SIGNAL_BITS,
-                ACQ_REL,
-                LONG,
-            ),
+            wait_for_signal_in(window, &mut net, &one),
             raw::ncclGinWaitCounterTimeout(&mut net, &one, 0, 1, COUNTER_BITS, ACQ_REL, LONG),
         ];
         let then = SignalMode::IncVa((window, 0), true);
@@ -74,16 +77,7 @@ unsafe fn every_kind(comm: DevComm, out: Window<i32>, signals: Window<u64>) {
         raw::ncclGinFlushAsync(&mut net, &team, 0, request, &one, 0, false, null_mut());
         let completed = [
             raw::ncclGinWaitSignalTimeout(&mut net, &one, 0, 1, SIGNAL_BITS, ACQ_REL, LONG),
-            raw::ncclGinWaitSignalTimeoutVA(
-                &mut net,
-                &one,
-                window,
-                0,
-                1,
-                SIGNAL_BITS,
-                ACQ_REL,
-                LONG,
-            ),
+            wait_for_signal_in(window, &mut net, &one),
             raw::ncclGinWaitCounterTimeout(&mut net, &one, 0, 1, COUNTER_BITS, ACQ_REL, LONG),
             raw::ncclGinFlushTimeout(&mut net, &one, ACQ_REL, false, null_mut(), LONG),
             raw::ncclGinWaitTimeout(&mut net, request, &one, false, null_mut(), ACQ_REL, LONG),

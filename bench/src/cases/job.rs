@@ -153,7 +153,7 @@ impl<'a> Job<'a> {
                 in_place: c.in_place,
                 blocks: c.launch.map(|launch| launch.blocks),
                 threads: c.launch.map(|launch| launch.threads),
-                algorithm: c.algorithm.clone(),
+                algorithm: c.description(),
                 asked: c.asked.clone(),
                 wrong,
                 between_us: between.map(|time| time.median * 1e6),

@@ -75,7 +75,7 @@ impl Operation {
             Self::AllGather => [1, ranks],
             Self::ReduceScatter => [ranks, 1],
             Self::AllToAll => [ranks, ranks],
-            // Of an odd number of parts one more may be long than short.
+            // If the number of parts is odd, one more of them may be long than short.
             Self::AllToAllV => [ranks.next_multiple_of(2); 2],
         }
     }

@@ -116,6 +116,8 @@ pub struct Contender<'a> {
     pub launch: Option<Launch>,
     /// The algorithm of a library, or the plan of a product in Rust.
     pub algorithm: Option<String>,
+    /// The configuration of NCCL; `None` for its default.
+    pub configuration: Option<String>,
     /// The plan that the command line names for it.
     pub asked: Option<String>,
     /// Operations per timed call: a row reports the time of one operation.
@@ -181,6 +183,7 @@ impl<'a> Contender<'a> {
             in_place: false,
             launch: None,
             algorithm: None,
+            configuration: None,
             asked: None,
             operations: 1,
             most_calls: usize::MAX,
@@ -217,12 +220,15 @@ impl<'a> Contender<'a> {
 
     /// Records the configuration of NCCL; `None` for its default.
     pub fn configured(self, name: Option<&String>) -> Self {
-        let algorithm = match (name, self.algorithm) {
+        Self { asked: name.cloned(), configuration: name.cloned(), ..self }
+    }
+
+    /// Returns what a row's column of the algorithm has: that, and the configuration of NCCL.
+    pub fn description(&self) -> Option<String> {
+        match (&self.configuration, &self.algorithm) {
             (Some(name), Some(algorithm)) => Some(format!("{algorithm}; NCCL {name}")),
-            (Some(name), None) => Some(name.clone()),
-            (None, algorithm) => algorithm,
-        };
-        Self { asked: name.cloned(), algorithm, ..self }
+            (name, algorithm) => name.as_ref().or(algorithm.as_ref()).cloned(),
+        }
     }
 
     /// Records how `devcomm::Collectives` does it.

@@ -251,6 +251,7 @@ mod tests {
             ("ep-2xh200-graph", &["0.723 1.017 1"]),
             ("ep-2xh100-graph", &["0.674 1.596 2"]),
             // Every plan has the competitors of the shape.
+            ("gemm-allreduce-2xh100-graph", &["wide 0.655 0.695 0", "chunked:2 0.995 1.034 1"]),
             ("gemm-allreduce-2xh200-graph", &["0.642 0.700 0"]),
             ("gemm-allreduce-2xh200-random-graph", &["0.590 1.015 1"]),
             // Another kernel that is faster than the default is not the default.

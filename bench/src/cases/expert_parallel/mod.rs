@@ -203,12 +203,9 @@ impl Experts {
         let Batch { hidden, experts, top_k, .. } = **batch;
         let tokens = batch.tokens[me];
         let sizes = format!("{tokens}x{hidden}:{top_k}/{experts}");
-        // The column of the algorithm has the sizes, and NCCL's configuration, if it has one.
-        let with_sizes = |contender: Contender<'a>| {
-            let configuration = contender.asked.clone();
-            contender.by_algorithm(sizes.clone()).configured(configuration.as_ref())
-        };
-        let contenders: Vec<_> = contenders.into_iter().map(with_sizes).collect();
+        // The column of the algorithm has the sizes.
+        let contenders: Vec<_> =
+            contenders.into_iter().map(|c| c.by_algorithm(sizes.clone())).collect();
         let case = Case {
             size,
             count: tokens * hidden,

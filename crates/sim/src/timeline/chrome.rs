@@ -45,8 +45,8 @@ pub(super) fn trace(record: &Record) -> String {
         rows.binary_search_by(|(other, name)| (other, name).cmp(&(&rank, row))).unwrap_or(0)
     };
     let mut events = Vec::new();
-    // Of the format's kinds of events, M names a row, X is a span, s and f are the start and the
-    // end of an arrow, and i is an instant.
+    // The format's kinds of events: M names a row, X is a span, s and f are the start and the end
+    // of an arrow, and i is an instant.
     let mut event = |kind, fields: &[Field<'_>]| {
         let kind: &dyn fmt::Display = &Json(kind);
         events.push(object(&[&[("ph", kind)], fields].concat()));
