@@ -4,6 +4,7 @@ mod any;
 mod checked;
 mod concurrent;
 mod edges;
+mod ended;
 mod exchange;
 mod long;
 mod numbers;
