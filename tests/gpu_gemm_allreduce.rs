@@ -25,6 +25,7 @@ fn mixed_shapes(rank: &Rank) -> Vec<[usize; 3]> {
     sizes.flat_map(|(m, n)| [8, 64, 1000].map(|k| [m, n, k])).collect()
 }
 
+/// Checks C against the sum of the products of the ranks `summed`.
 fn require(
     rank: &Rank,
     problem: Problem,

@@ -20,7 +20,7 @@ fn every_difference_is_an_error_on_all_ranks_and_nothing_starts() {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let memory = comm.mem_alloc::<f32>(8)?;
         let part = memory.slice(..4 + 2 * rank.rank())?;
-        let (sum, here) = (ReduceOp::Sum, Some(memory.device_slice()));
+        let (sum, source) = (ReduceOp::Sum, Some(memory.device_slice()));
         let all_reduce = |op| comm.all_reduce(&memory, &memory, op, &stream);
 
         const SUM: &str = "ncclAllReduce of 8 elements Float32, Sum";
@@ -31,7 +31,7 @@ fn every_difference_is_an_error_on_all_ranks_and_nothing_starts() {
         let operators = all_reduce([sum, ReduceOp::Max][rank.rank()]);
         differ(operators, SUM, "ncclAllReduce of 8 elements Float32, Max");
 
-        let roots = comm.broadcast(here, &memory, rank.rank(), &stream);
+        let roots = comm.broadcast(source, &memory, rank.rank(), &stream);
         let [first, second] =
             [0, 1].map(|root| format!("ncclBroadcast of 8 elements Float32, root {root}"));
         differ(roots, &first, &second);
