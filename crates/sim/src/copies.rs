@@ -102,10 +102,10 @@ impl State {
         self.waiting.get_mut(number).map(|(_, kept)| kept)
     }
 
-    /// Replaces each piece that waits for `awaited` by the result of `each`: `None` if it landed.
-    fn advance(&mut self, awaited: Awaited, each: impl FnMut(Pending) -> Option<Pending>) {
+    /// Replaces each piece that waits for `awaited` by the result of `step`: `None` if it landed.
+    fn advance(&mut self, awaited: Awaited, step: impl FnMut(Pending) -> Option<Pending>) {
         let Some(kept) = self.get(awaited) else { return };
-        *kept = std::mem::take(kept).into_iter().filter_map(each).collect();
+        *kept = std::mem::take(kept).into_iter().filter_map(step).collect();
         if kept.is_empty() {
             let number = self.numbers.remove(&awaited);
             number.map(|number| self.waiting.remove(&number));
