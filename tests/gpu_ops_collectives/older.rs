@@ -107,10 +107,11 @@ impl Operations<'_> {
 
     /// Rows whose input and residual are 0 become 0.
     fn explains_rmsnorm(&self) -> Result<()> {
-        let stream = &self.stream;
-        let [x, residual] = [self.receiving::<f32>(8, false)?, self.receiving(8, false)?];
-        let (weight, scale) = (self.receiving::<f32>(4, false)?, self.receiving(1, false)?);
-        let output = self.receiving::<F8E4M3>(8, false)?;
+        let (stream, in_window) = (&self.stream, false);
+        let [x, residual] = [self.receiving::<f32>(8, in_window)?, self.receiving(8, in_window)?];
+        let weight = self.receiving::<f32>(4, in_window)?;
+        let scale = self.receiving(1, in_window)?;
+        let output = self.receiving::<F8E4M3>(8, in_window)?;
         [&x, &residual, &weight].into_iter().try_for_each(|slice| stream.fill(slice, 0.0))?;
         stream.fill(&scale, 1.0)?;
         let plain = |c: &Collectives| c.all_reduce_rmsnorm(&x, &residual, &weight, &x, 0.5, stream);

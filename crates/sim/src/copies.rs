@@ -152,6 +152,11 @@ impl Copies {
         });
     }
 
+    /// Ends a wait for `awaited`: all pieces are read, and land.
+    fn end_all(&self, memory: &Memory, awaited: Awaited) {
+        self.end(memory, awaited, 0, false);
+    }
+
     /// Ends a wait for `awaited`: the pieces that at least `commits` commits follow are read, and
     /// land unless the wait is `reads_only`.
     fn end(&self, memory: &Memory, awaited: Awaited, commits: u32, reads_only: bool) {
@@ -204,7 +209,7 @@ impl Thread {
                 kept.into_iter().flatten().for_each(|kept| kept.commits += 1);
             }
             Event::BarrierWaited(barrier) => {
-                copies.end(memory, Awaited::Barrier(barrier), 0, false);
+                copies.end_all(memory, Awaited::Barrier(barrier));
             }
             Event::Wait { engine, pending, reads_only } => {
                 if let Some(awaited) = Awaited::of(engine, self.number()) {
@@ -220,7 +225,7 @@ impl Thread {
         let Gpus { copies, memory, .. } = self.gpus();
         let thread = self.number();
         for awaited in [Awaited::Bulk { thread }, Awaited::CpAsync { thread }] {
-            copies.end(memory, awaited, 0, false);
+            copies.end_all(memory, awaited);
         }
     }
 
