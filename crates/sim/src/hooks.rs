@@ -92,9 +92,7 @@ impl Thread {
         match gpus.change_at(at) {
             None => {}
             Some(Change::Remove) => return self.removed(access),
-            Some(Change::Shift(by)) => {
-                address = address.wrapping_add_signed(by * bytes as isize);
-            }
+            Some(Change::Shift(by)) => address = address.wrapping_add_signed(by * bytes as isize),
             Some(change) => access = change.access(access),
         }
         let accesses = gpus.accesses.get() + 1;
