@@ -45,15 +45,15 @@ fn kernels_of_ranks_that_call_something_else_start_on_no_rank() {
         differ(functions, ["AllGather of 128 f32 by ", "reduce_scatter to 32 f32, Sum by "]);
 
         stream.synchronize()?;
-        let mut unchanged = [0.0; 256];
-        recv.copy_to_host(&mut unchanged)?;
-        assert_eq!(unchanged, [5.0; 256]);
+        let mut got = [0.0; 256];
+        recv.copy_to_host(&mut got)?;
+        assert_eq!(got, [5.0; 256]);
         send.copy_from_host(&[1.5; 128])?;
         rank.barrier()?;
         collectives.all_reduce(&from, &to, sum, &stream)?;
         stream.synchronize()?;
-        recv.copy_to_host(&mut unchanged)?;
-        assert_eq!(unchanged[..65], [&[3.0; 64][..], &[5.0]].concat());
+        recv.copy_to_host(&mut got)?;
+        assert_eq!(got[..65], [&[3.0; 64][..], &[5.0]].concat());
         rank.barrier()
     });
 }

@@ -105,7 +105,7 @@ fn work_of_two_ranks_races_although_the_host_happens_to_start_one_after_the_othe
     for simulation in orders() {
         let error = failure(simulation, |gpu| write_then_read(gpu, |_| Ok(())));
         let Error::Race(race) = &*error else { panic!("{error}") };
-        // Ranks 0 and 1, in either order.
+        // These are ranks 0 and 1, in either order.
         assert_eq!([race.access.rank, race.other.rank].iter().sum::<usize>(), 1, "{race}");
         let text = race.to_string();
         // The report has the kernel's name of the memory, whichever of the two comes later.

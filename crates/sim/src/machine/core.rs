@@ -144,7 +144,7 @@ impl Core {
 
     /// Returns a new handle, never reused.
     pub(crate) fn new_handle(&self) -> u64 {
-        // Multiples of 64, like addresses of objects.
+        // Handles are multiples of 64, like addresses of objects.
         self.next_handle.replace(self.next_handle.get() + 64)
     }
 
