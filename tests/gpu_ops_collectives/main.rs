@@ -8,6 +8,7 @@ mod exchange;
 mod long;
 mod numbers;
 mod older;
+mod opposite;
 mod pull;
 mod ranks;
 mod repeated;
