@@ -1,6 +1,7 @@
 //! Tests of `devcomm::Collectives`.
 
 mod any;
+mod captured;
 mod checked;
 mod concurrent;
 mod edges;
