@@ -1,6 +1,7 @@
 //! Tests of `devcomm::ExpertParallel`: every row of every rank is checked.
 
 mod absent;
+mod captured;
 mod f8;
 mod hybrid;
 mod throughput;

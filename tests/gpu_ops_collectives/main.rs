@@ -1,6 +1,7 @@
 //! Tests of `devcomm::Collectives`.
 
 mod any;
+mod captured;
 mod checked;
 mod concurrent;
 mod edges;
@@ -9,6 +10,7 @@ mod exchange;
 mod long;
 mod numbers;
 mod older;
+mod opposite;
 mod pull;
 mod ranks;
 mod repeated;

@@ -55,6 +55,9 @@ use crate::check::{address, aligned, refuse, refuse_if, require_context};
 /// results are determined by the inputs. If the second half of an operation fails, it can be called
 /// again; if it is dropped, the next operation receives first what is on its way.
 ///
+/// The operations fill the GPU: those of other objects on other streams wait for them, or they for
+/// those, in the order of the host's calls, which is the same on all ranks.
+///
 /// ```no_run
 /// use devcomm::{Buffer, ExpertParallel, ExpertParallelOptions, Tokens, World};
 /// use half::bf16;
@@ -167,7 +170,9 @@ impl ExpertParallel {
     /// [`WorldError::OptionsDiffer`](devcomm_host::WorldError::OptionsDiffer) for ranks with
     /// different options.
     pub fn new(comm: &Communicator, options: ExpertParallelOptions) -> Result<Self> {
-        comm.together(NAME, || Self::new_on_all(comm, options))
+        let made = comm.together(NAME, || Self::new_on_all(comm, options))?;
+        comm.name(&made.order, "ExpertParallel");
+        Ok(made)
     }
 
     fn new_on_all(comm: &Communicator, options: ExpertParallelOptions) -> Result<Self> {
@@ -447,7 +452,7 @@ impl ExpertParallel {
         if self.absent.get() != 0 {
             return Ok(());
         }
-        self.communicator.compare_kernel(|| format!("{operation}, steps {steps}"))
+        self.communicator.compare_kernel(&self.order, || format!("{operation}, steps {steps}"))
     }
 
     /// Orders a launch after the others.

@@ -83,7 +83,8 @@ fn end_once<K: TestKernel>(
     let took = begun.elapsed();
     rank.barrier()?;
     let text = ended.as_ref().err().map(ToString::to_string).unwrap_or_default();
-    let Err(Error::Launch(LaunchError::KernelAborted { rank: named, cause, stuck })) = ended else {
+    let Err(Error::Launch(LaunchError::KernelAborted { rank: named, cause, stuck, .. })) = ended
+    else {
         panic!("the kernel was not ended: {ended:?}");
     };
     assert_eq!(named, rank.rank());
