@@ -70,6 +70,7 @@ ncclCommWindowDeregister
 ncclMemFree
 ncclCommFinalize
 ncclCommDestroy
+cuModuleUnload
 cuMemFreeHost
 cuDevicePrimaryCtxRelease"
         );
