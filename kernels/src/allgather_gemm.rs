@@ -19,16 +19,15 @@
 //! each launch.
 
 use cuda_std::atomic::{Order as MemoryOrder, Scope};
-use cuda_std::prelude::*;
-use cuda_std::{grid, tma};
-use devcomm_types::{GridConstant, TensorMap};
-use nccl_device::{Coop, DevComm, Team, TileExchange, Window};
+use cuda_std::tma;
+use nccl_device::TileExchange;
 
 use crate::files::gemm::epilogue::Identity;
 use crate::files::gemm::factors::origin;
 use crate::files::gemm::gemm_wgmma::{CLUSTER, TILE_M, product_with};
 use crate::files::gemm::hooks::{CopyingRegisters, Hooks};
 use crate::files::gemm::order::{Order, cluster, clusters};
+use crate::prelude::*;
 
 /// Rows that a warp pushes before it sets their flag.
 const ROWS: u32 = 4;
@@ -124,11 +123,8 @@ impl Gather<'_> {
         thread::sync_threads();
     }
 
-    /// Returns the exchange of this launch.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; the previous kernels have ended.
+    /// Returns the exchange of this launch. The kernel's contract holds; the previous kernels have
+    /// ended.
     unsafe fn exchange(&self) -> TileExchange<'_, bf16> {
         let Gathered { banks, flags, state, .. } = *self.gathered;
         // SAFETY: the caller passes the exchange's windows and state, and the previous kernels
@@ -136,12 +132,8 @@ impl Gather<'_> {
         unsafe { TileExchange::begin(self.comm, banks, flags, state) }
     }
 
-    /// Ends this launch.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract. All threads of the block call it after the product, which ends with
-    /// a barrier.
+    /// Ends this launch. The kernel's contract holds. All threads of the block call it after the
+    /// product, which ends with a barrier.
     unsafe fn end(&self) {
         if thread::thread_idx_x() == 0 {
             // SAFETY: thread 0 ends the exchange once, after the barrier that ends the product.
@@ -174,11 +166,8 @@ impl Gather<'_> {
         row / self.rows_per_rank() * self.messages() + row % self.rows_per_rank() / ROWS
     }
 
-    /// Waits for the rows of the block's tiles, one tile after the other.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; one warp of the block calls it, all lanes together.
+    /// Waits for the rows of the block's tiles, one tile after the other. The kernel's contract
+    /// holds; one warp of the block calls it, all lanes together.
     unsafe fn watch(&self, order: Order) {
         // SAFETY: the caller passes the exchange's windows, after the previous kernels.
         let exchange = unsafe { self.exchange() };
@@ -228,17 +217,13 @@ impl Gather<'_> {
     }
 
     /// Pushes the rank's rows to the peers, and those in tiles with rows of a peer also to itself.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract; one warp of each block calls it, all lanes together.
+    /// The kernel's contract holds; one warp of each block calls it, all lanes together.
     unsafe fn push(&self) {
         // SAFETY: the caller passes the exchange's windows, after the previous kernels.
         let exchange = unsafe { self.exchange() };
         let (ranks, messages) = (self.team.n_ranks as u32, self.messages());
         let element = |row: u32| row as usize * self.k as usize;
-        let mut item = thread::block_idx_x();
-        while item < ranks * messages {
+        for item in thread::blocks_strided(ranks * messages) {
             let (distance, message) = (item / messages, item % messages); // 0 is to itself.
             if distance > 0 || self.is_shared(message) {
                 // The rank before this one needs these rows first.
@@ -252,7 +237,6 @@ impl Gather<'_> {
                 // bank, and nothing else accesses them before their flag is set.
                 unsafe { exchange.push(Coop::warp(), to, tile, at, from, len) };
             }
-            item += thread::grid_dim_x();
         }
     }
 

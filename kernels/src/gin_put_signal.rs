@@ -2,10 +2,9 @@
 //! when its data has arrived.
 
 use cuda_std::clock;
-use cuda_std::mem;
-use cuda_std::prelude::*;
 use nccl_device::gin::GinBackend;
-use nccl_device::{Coop, DevComm, MemoryOrder, Window};
+
+use crate::prelude::*;
 
 /// Puts bytes to and fro `rounds` times: each even rank puts `count` bytes to the next odd rank,
 /// which puts them back. In the end `recv` of both equals `send` of the even rank. A last even rank
@@ -42,8 +41,7 @@ pub unsafe fn gin_put_signal<B: GinBackend>(
     // The signal's value before this launch. A partner that is ahead may already have incremented
     // the signal itself; only this rank changes the shadow.
     let before = gin.signal_shadow(arrived);
-    let mut round = 0;
-    while round < rounds {
+    for round in 0..rounds {
         let index = block as usize * rounds as usize + round as usize;
         let target = recv.at(index * count);
         let start = clock::globaltimer();
@@ -62,7 +60,6 @@ pub unsafe fn gin_put_signal<B: GinBackend>(
             let put = unsafe { gin.put(world, partner, target, target, count) };
             put.signal(arrived.inc().weak()).post(coop);
         }
-        round += 1;
     }
     if coop.thread_rank() == 0 {
         gin.expect(arrived, rounds.into());

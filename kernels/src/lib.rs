@@ -7,7 +7,8 @@
 //!
 //! A kernel that is a safe function writes only to the windows in its arguments, and its launch
 //! checks them. The others are `unsafe fn`s, whose documentation states the contract of a launch
-//! (what else may access the windows, which arguments are equal on all ranks).
+//! (what else may access the windows, which arguments are equal on all ranks). The documentation of
+//! an unsafe function inside the crate states what its caller guarantees.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![allow(
     clippy::needless_range_loop,
@@ -15,6 +16,16 @@
 )]
 
 mod scale;
+
+/// The names that most files use.
+mod prelude {
+    pub(crate) use cuda_std::prelude::*;
+    pub(crate) use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap};
+    pub(crate) use nccl_device::{
+        ANY_RANKS, BarrierIndex, Coop, DevComm, Element, Epoch, Flag, Lamport, LamportMemory,
+        LamportSlots, LsaPtr, MemoryOrder, Team, Window, message,
+    };
+}
 
 // Kernels have the names of their files; this module keeps the two kinds of names apart.
 #[path = ""]

@@ -5,10 +5,7 @@
 //! 25 lines (`bench/kernels/src/reduce_copy.rs`). This kernel relies on the 16-byte alignment of
 //! windows and computes each rank's slice itself, which saves 0.2 us before the first load.
 
-use cuda_std::prelude::*;
-use cuda_std::vector::{Accumulate, Vec16};
-use half::{bf16, f16};
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaPtr, MemoryOrder, Team, Window};
+use crate::prelude::*;
 
 /// Sums over the ranks: `recv[i]` becomes the sum of `send[i]`, for `i < count`, in every rank of
 /// the LSA team.
@@ -57,11 +54,7 @@ fn slice_of<T: Accumulate>(team: Team, count: usize) -> (usize, usize) {
 }
 
 /// Sums this rank's slice for a team of `N` ranks, with `UNROLL` vectors of each rank in flight per
-/// thread.
-///
-/// # Safety
-///
-/// Both windows have `count` elements in every rank, and only this rank accesses its slice.
+/// thread. Both windows have `count` elements in every rank, and only this rank accesses its slice.
 unsafe fn sum_slice<T: Accumulate, const N: usize, const UNROLL: usize>(
     team: Team,
     send: Window<T>,
@@ -105,11 +98,7 @@ unsafe fn sum_slice<T: Accumulate, const N: usize, const UNROLL: usize>(
     }
 }
 
-/// Loads vector `at` from each rank.
-///
-/// # Safety
-///
-/// As for [`LsaPtr::load_vec`].
+/// Loads vector `at` from each rank. The conditions are those of [`LsaPtr::load_vec`].
 unsafe fn load_each<T: Accumulate, const N: usize>(
     from: &[LsaPtr<T>; N],
     at: usize,
@@ -131,11 +120,7 @@ fn sum_of<T: Accumulate, const N: usize>(parts: &[Vec16<T>; N]) -> Vec16<T> {
     T::narrow(sum)
 }
 
-/// Stores vector `at` to each rank.
-///
-/// # Safety
-///
-/// As for [`LsaPtr::store_vec`].
+/// Stores vector `at` to each rank. The conditions are those of [`LsaPtr::store_vec`].
 unsafe fn store_each<T: Accumulate, const N: usize>(to: &[LsaPtr<T>; N], at: usize, sum: Vec16<T>) {
     let at = at * Vec16::<T>::LANES;
     for to in to {
@@ -144,11 +129,8 @@ unsafe fn store_each<T: Accumulate, const N: usize>(to: &[LsaPtr<T>; N], at: usi
     }
 }
 
-/// Sums the elements after the last whole vector, in the last rank.
-///
-/// # Safety
-///
-/// Both windows have `count` elements in every rank, and only this rank accesses these elements.
+/// Sums the elements after the last whole vector, in the last rank. Both windows have `count`
+/// elements in every rank, and only this rank accesses these elements.
 unsafe fn sum_tail<T: Accumulate>(team: Team, send: Window<T>, recv: Window<T>, count: usize) {
     if team.rank + 1 < team.n_ranks {
         return;

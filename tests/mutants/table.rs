@@ -18,9 +18,10 @@ const PULL: &str = "kernels/src/collectives/pull_reduce_scatter.rs";
 const LL: &str = "examples/kernels/src/ll_alltoall.rs";
 const NUMBERS: &str = "crates/nccl_device/tests/kernels/src/numbers.rs";
 const LAMPORT_X: &str = "kernels/src/collectives/lamport_exchange.rs";
+const MARKS: &str = "kernels/src/collectives/marks.rs";
 pub const ONE_STEP: &str = "kernels/src/collectives/one_step.rs";
 /// The kernels that use the code in `ONE_STEP`.
-pub const USERS_OF_ONE_STEP: [&str; 2] = [LAMPORT_X, LAMPORT_RS];
+pub const USERS_OF_ONE_STEP: [&str; 3] = [LAMPORT_X, MARKS, LAMPORT_RS];
 const LAMPORT_XV: &str = "kernels/src/collectives/lamport_exchange_v.rs";
 const LAMPORT_RS: &str = "kernels/src/collectives/lamport_reduce_scatter.rs";
 const LAMPORT_RMS: &str = "kernels/src/collectives/lamport_rmsnorm.rs";
@@ -42,12 +43,14 @@ const BLOCKS: &str = "kernels/src/gemm/gemm_blocks.rs";
 pub const MAINLOOP: &str = "crates/cuda_std/src/tile/mainloop.rs";
 pub const WARPGROUP: &str = "crates/cuda_std/src/tile/warpgroup.rs";
 pub const WGMMA: &str = "kernels/src/gemm/gemm_wgmma.rs";
+const FACTORS: &str = "kernels/src/gemm/factors.rs";
 pub const STORES: &str = "kernels/src/gemm/stores.rs";
 pub const LAST_ROWS: &str = "crates/cuda_std/src/tile/last_rows.rs";
 pub const SWAPPED_TILES: &str = "kernels/src/gemm/swapped_tiles.rs";
 pub const SWAPPED: &str = "kernels/src/gemm/gemm_swapped.rs";
 /// The kernels that use the code in `MAINLOOP`.
-pub const USERS_OF_MAINLOOP: [&str; 5] = [WGMMA, LAST_ROWS, BLOCKS, SWAPPED, SWAPPED_TILES];
+pub const USERS_OF_MAINLOOP: [&str; 6] =
+    [WGMMA, FACTORS, LAST_ROWS, BLOCKS, SWAPPED, SWAPPED_TILES];
 const SLICES: &str = "kernels/src/gemm/slices.rs";
 const MMA: &str = "kernels/src/gemm/gemm_mma.rs";
 const FUSED: &str = "kernels/src/gemm_allreduce/exchange.rs";

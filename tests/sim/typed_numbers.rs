@@ -29,7 +29,9 @@ fn warps_and_blocks_reduce_by_any_operator() {
                 assert_eq!(got[..4], [18.0, 18.0, place, 18.0], "thread {i} of {threads}");
                 assert!((got[4] / sum - 1.0).abs() < 1e-5, "{} is not {sum}", got[4]);
                 let last = (i / 32 * 32 + 31) as f32;
-                assert_eq!(got[5..], [warp.iter().sum(), least, of_four, last], "thread {i}");
+                let prefix = warp[..=i % 32].iter().sum();
+                let want = [warp.iter().sum(), least, of_four, last, prefix];
+                assert_eq!(got[5..], want, "thread {i}");
             }
             Ok(())
         });

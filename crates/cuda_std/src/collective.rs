@@ -117,6 +117,23 @@ pub unsafe fn warp_sum<T: Summand>(mine: T) -> T {
     unsafe { warp_reduce(mine, T::wrapping_add) }
 }
 
+/// Returns the sum of the values of this lane and of the lanes below it.
+///
+/// # Safety
+///
+/// All 32 lanes call this together.
+#[track_caller]
+pub unsafe fn warp_prefix_sum<T: Summand>(mine: T) -> T {
+    let (mut sum, mut distance) = (mine, 1);
+    while distance < warp::WARP_SIZE {
+        // SAFETY: all lanes of the caller's warp exchange at this point.
+        let lower = unsafe { warp::shuffle_up(sum, distance) };
+        sum = sum.wrapping_add(if warp::lane_id() >= distance { lower } else { T::ZERO });
+        distance *= 2;
+    }
+    sum
+}
+
 /// Returns the values of the block's threads, combined by `op`, in every thread: `block_reduce(x,
 /// f32::NEG_INFINITY, f32::max)`. It uses two block barriers, and shared memory for one `T` per
 /// warp, of at most 16 bytes.

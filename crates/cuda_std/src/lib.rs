@@ -56,6 +56,10 @@
     feature(asm_experimental_arch, core_float_math, f16, repr_simd, stdarch_nvptx),
     allow(internal_features)
 )]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "an iterator over an array keeps the array in memory with some compilers"
+)]
 
 #[cfg_attr(target_arch = "nvptx64", path = "arch_nvptx/mod.rs")]
 #[cfg_attr(not(target_arch = "nvptx64"), path = "arch_host/mod.rs")]
@@ -98,13 +102,14 @@ pub use math::GpuFloat;
 /// library's: write `cuda_std::println!`.
 pub mod prelude {
     pub use crate::collective::{
-        ClusterSum, block_reduce, block_sum, warp_min, warp_reduce, warp_sum,
+        ClusterSum, block_reduce, block_sum, warp_min, warp_prefix_sum, warp_reduce, warp_sum,
     };
     pub use crate::math::GpuFloat;
     pub use crate::reduce::ReduceOp;
+    pub use crate::strided::Strided;
     pub use crate::vector::{Accumulate, Vec16};
     pub use crate::{KernelParam, bf16, f16, kernel, shared_array};
-    pub use crate::{atomic, mem, shared, thread, warp};
+    pub use crate::{atomic, cluster, grid, hint, math, mem, shared, thread, warp};
 }
 
 /// Kernels that fail to compile because of types; `tests/ui` has the macro's own errors.

@@ -112,6 +112,12 @@ pub fn warps_strided<N: Index>(n: N) -> Strided<N> {
     Strided::new(N::from_u32(first), n, N::from_u32(grid_dim_x() * warps))
 }
 
+/// Returns the share of `0..n` of the calling thread's block in a one-dimensional launch, from the
+/// block's index on in steps of the number of blocks. All threads of a block get the same numbers.
+pub fn blocks_strided<N: Index>(n: N) -> Strided<N> {
+    Strided::new(N::from_u32(block_idx_x()), n, N::from_u32(grid_dim_x()))
+}
+
 /// Returns the indices of the thread in a two-dimensional launch.
 pub fn index_2d() -> UVec2 {
     UVec2 { x: index_1d(), y: block_idx_y() * block_dim_y() + thread_idx_y() }

@@ -1,21 +1,20 @@
 //! Elements of any number and alignment, as vectors of 16 bytes.
 
-use cuda_std::vector::{Accumulate, Vec16};
-use cuda_std::{hint, mem};
+use crate::prelude::*;
 
 /// `count` elements from an address on. The last vector may be partial.
 #[derive(Clone, Copy)]
-pub(super) struct Elements<T> {
+pub(crate) struct Elements<T> {
     address: *mut T,
     count: usize,
 }
 
 impl<T: Accumulate> Elements<T> {
-    pub(super) fn new(address: *mut T, count: usize) -> Self {
+    pub(crate) fn new(address: *mut T, count: usize) -> Self {
         Self { address, count }
     }
 
-    pub(super) fn vectors(self) -> usize {
+    pub(crate) fn vectors(self) -> usize {
         self.count.div_ceil(Vec16::<T>::LANES)
     }
 
@@ -33,12 +32,8 @@ impl<T: Accumulate> Elements<T> {
         self.count.saturating_sub(hint::opaque_usize(at) * Vec16::<T>::LANES)
     }
 
-    /// Prefetches a vector, if there is one.
-    ///
-    /// # Safety
-    ///
-    /// The elements are allocated.
-    pub(super) unsafe fn prefetch(self, at: usize) {
+    /// Prefetches a vector, if there is one. The elements are allocated.
+    pub(crate) unsafe fn prefetch(self, at: usize) {
         if at < self.vectors() {
             // SAFETY: the elements are allocated, as the caller guarantees.
             unsafe { mem::prefetch(self.vector(at).0) };
@@ -46,12 +41,9 @@ impl<T: Accumulate> Elements<T> {
     }
 
     /// Loads a vector. Elements after the last one are 0: all of them if there is no such vector.
-    ///
-    /// # Safety
-    ///
     /// The elements are allocated, and nothing writes those of the vector.
     #[track_caller]
-    pub(super) unsafe fn load(self, at: usize) -> Vec16<T> {
+    pub(crate) unsafe fn load(self, at: usize) -> Vec16<T> {
         let (address, is_plain) = self.vector(at);
         // SAFETY: only elements below `count` are read, which the caller guarantees.
         unsafe {
@@ -66,13 +58,10 @@ impl<T: Accumulate> Elements<T> {
         }
     }
 
-    /// Stores a vector, without the lanes after the last element.
-    ///
-    /// # Safety
-    ///
-    /// The elements are allocated, and nothing else accesses those of the vector.
+    /// Stores a vector, without the lanes after the last element. The elements are allocated, and
+    /// nothing else accesses those of the vector.
     #[track_caller]
-    pub(super) unsafe fn store(self, at: usize, vector: Vec16<T>) {
+    pub(crate) unsafe fn store(self, at: usize, vector: Vec16<T>) {
         let (address, is_plain) = self.vector(at);
         // SAFETY: only elements below `count` are written, which the caller guarantees.
         unsafe {

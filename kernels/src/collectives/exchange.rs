@@ -1,7 +1,7 @@
 //! The arguments of the collectives that only move bytes: all-gather, broadcast, all-to-all, and
 //! all-to-all with a length for each pair of ranks.
 
-use cuda_std::prelude::*;
+use crate::prelude::*;
 
 /// Messages of the same length: from each rank, or from only one rank, to each rank.
 ///

@@ -2,15 +2,10 @@
 //! without separate flags (`Lamport`), and reduces what it receives. This is for short messages,
 //! and for two ranks, between which an all-reduce in two steps would move no fewer bytes.
 
-use cuda_std::prelude::*;
-use cuda_std::vector::{Accumulate, Vec16};
-use cuda_std::{grid, warp};
-use half::{bf16, f16};
-use nccl_device::{Coop, DevComm, Lamport, LamportMemory, LamportSlots, message};
-
 use super::elements::Elements;
 use super::one_step::{threads, wait_for_previous};
 use super::reduction::Reduction;
+use crate::prelude::*;
 
 /// Reduces `input` over the ranks: `output[i]` becomes the reduction of `input[i]`, for `i <
 /// count`, in every rank of the LSA team of `N` ranks.
@@ -66,20 +61,6 @@ pub unsafe fn lamport_allreduce_two<T: Accumulate<Acc = f32>>(
     let part = Part::new(input, output, count, reduction);
     // SAFETY: the kernel's caller guarantees the elements and the memory of the slots.
     unsafe { part.reduce_by_two(&comm, &memory) }
-}
-
-/// Returns the slots of a team of `N` ranks.
-///
-/// # Safety
-///
-/// As for [`LamportSlots::new`], except that this function checks the team's number of ranks.
-unsafe fn slots_of<'a, const N: usize>(
-    comm: &'a DevComm,
-    memory: &LamportMemory,
-) -> LamportSlots<'a, N> {
-    assert!(comm.lsa_team().n_ranks as usize == N, "the LSA team has as many ranks as the kernel");
-    // SAFETY: the caller guarantees the memory, and the team has `N` ranks.
-    unsafe { LamportSlots::new(comm, memory) }
 }
 
 /// The most vectors of a thread of [`lamport_allreduce()`]; more would take too many registers.
@@ -160,7 +141,9 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
             if self.vectors <= threads() {
                 self.input.prefetch(first as usize);
             }
-            let slots = slots_of::<N>(comm, memory);
+            let ranks = comm.lsa_team().n_ranks as usize;
+            assert!(ranks == N, "the LSA team has as many ranks as the kernel");
+            let slots = LamportSlots::<N>::new(comm, memory);
             wait_for_previous(memory, self.vectors);
             // The bank's number and the first vectors are in flight together.
             let mine = self.load::<ROWS>(first);

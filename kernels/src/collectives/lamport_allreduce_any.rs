@@ -2,16 +2,13 @@
 //! and 8-bit floats. Every rank sends its input to all ranks, in messages without separate flags
 //! (`Lamport`), with marks like those of [`lamport_exchange`](super::lamport_exchange).
 
-use cuda_std::prelude::*;
 use cuda_std::reduce::Number;
-use cuda_std::vector::{Accumulate, Vec16};
-use devcomm_types::{F8E4M3, F8E5M2};
-use nccl_device::{DevComm, Lamport, LamportMemory};
 
 use super::elements::Elements;
-use super::lamport_exchange::{MARKS, marked, slots, unmarked};
+use super::marks::{MARKS, marked, slots, unmarked};
 use super::one_step::{OneStep, exchange};
 use super::reduction::Reduction;
+use crate::prelude::*;
 
 /// Reduces `input` over the ranks: `output[i]` becomes the reduction of `input[i]`, for `i <
 /// count`, in every rank of the LSA team, which has 2, 4 or 8 ranks.
@@ -48,7 +45,7 @@ pub unsafe fn lamport_allreduce_any<T: Accumulate>(
     let part = Part {
         input: Elements::new(input.cast_mut(), count),
         output: Elements::new(output, count),
-        used: self::slots(count * size_of::<T>()) as u32,
+        used: slots(count * size_of::<T>()) as u32,
         operator,
         divisor,
     };

@@ -1,19 +1,11 @@
 //! All-gather, broadcast and all-to-all of short messages within the LSA team in one step, by
-//! messages without separate flags (`Lamport`).
-//!
-//! A slot is empty while a word of it is [`EMPTY`], which may also be payload. So 31 lanes of a
-//! warp send 16 bytes each, and the last one sends marks: which of those words were [`EMPTY`].
-
-use cuda_std::prelude::*;
-use cuda_std::vector::Vec16;
-use cuda_std::{hint, mem};
-use nccl_device::{DevComm, EMPTY, Element, Lamport, LamportMemory};
+//! messages without separate flags (`Lamport`), which have marks.
 
 use super::exchange::Messages;
+pub use super::marks::slots;
+use super::marks::{Place, marked, unmarked};
 use super::one_step::{OneStep, exchange};
-
-/// The lane that sends marks instead of payload.
-pub(super) const MARKS: u32 = warp::WARP_SIZE - 1;
+use crate::prelude::*;
 
 /// Sends messages between the ranks of the LSA team, which has 2, 4 or 8 ranks.
 ///
@@ -43,12 +35,6 @@ pub unsafe fn lamport_exchange<T: Unit>(
     unsafe { exchange(&comm, &memory, &part) }
 }
 
-/// Returns how many slots a message of `bytes` bytes uses.
-#[must_use]
-pub const fn slots(bytes: usize) -> usize {
-    bytes.div_ceil(16 * MARKS as usize) * warp::WARP_SIZE as usize
-}
-
 struct Part<'a, T> {
     comm: &'a DevComm,
     input: *const T,
@@ -65,20 +51,17 @@ impl<T: Unit> Part<'_, T> {
 
     /// Returns where in a message the payload of a slot is; `None` for marks.
     fn place(&self, slot: u32) -> Option<Place> {
-        let (row, lane) = ((slot / warp::WARP_SIZE) as usize, slot % warp::WARP_SIZE);
-        let at = (row * MARKS as usize + lane as usize) * 16;
-        let left = self.messages.bytes.saturating_sub(at);
-        (lane != MARKS).then_some(Place::new(at, left))
+        Place::of(slot, 0, self.messages.bytes)
     }
 
     /// Stores payload from a rank; nothing in the lane of the marks.
-    unsafe fn store(&self, from: i32, slot: u32, payload: Payload) {
+    unsafe fn store(&self, from: i32, slot: u32, payload: Vec16<u32>) {
         let from = opaque::<T>(from);
         let message = self.output.wrapping_byte_add(self.messages.output(from));
         if let Some(place) = self.place(slot) {
             // SAFETY: the kernel's caller guarantees the messages, and only this thread has this
             // part of them.
-            unsafe { T::store(message, place, payload) };
+            unsafe { store(message, place, payload) };
         }
     }
 }
@@ -104,13 +87,13 @@ impl<T: Unit> OneStep for Part<'_, T> {
     }
 
     /// Loads the payload of a slot for each rank; 0 in the lane of the marks.
-    unsafe fn load<const N: usize>(&self, slot: u32) -> [Payload; N] {
+    unsafe fn load<const N: usize>(&self, slot: u32) -> [Vec16<u32>; N] {
         let mut loaded = [Vec16::from_bits([0; 4]); N];
         let Some(place) = self.place(slot) else { return loaded };
         for distance in 0..N {
             // SAFETY: the kernel's caller guarantees the messages, and only this thread has this
             // part of them.
-            loaded[distance] = unsafe { T::load(self.message(distance), place) };
+            loaded[distance] = unsafe { load(self.message(distance), place) };
         }
         loaded
     }
@@ -120,7 +103,7 @@ impl<T: Unit> OneStep for Part<'_, T> {
         &self,
         session: &Lamport<'_, N>,
         slot: u32,
-        mine: &[Payload; N],
+        mine: &[Vec16<u32>; N],
     ) {
         let me = self.comm.lsa_team().rank;
         for distance in 1..N {
@@ -168,7 +151,7 @@ impl<T: Unit> OneStep for Part<'_, T> {
         // together.
         unsafe {
             if self.messages.are_from(peer) {
-                let received: [Payload; 2] =
+                let received: [Vec16<u32>; 2] =
                     session.receive_several(peer as usize, |i| Some(slots[i]), 0);
                 self.store(peer, slots[0], unmarked(received[0]));
                 self.store(peer, slots[1], unmarked(received[1]));
@@ -178,13 +161,14 @@ impl<T: Unit> OneStep for Part<'_, T> {
 
     unsafe fn receive_nothing<const N: usize>(&self, session: &Lamport<'_, N>) {
         let (me, sender) = (self.comm.lsa_team().rank as usize, self.messages.sender);
-        let mut source = 0;
-        while source < N && sender != Messages::ALL {
+        if sender == Messages::ALL {
+            return;
+        }
+        for source in 0..N {
             if source != me && source != sender as usize {
                 // SAFETY: one thread calls this, and a rank that sends nothing has sent slot 0.
                 unsafe { session.receive::<u8>(source, 0) };
             }
-            source += 1;
         }
     }
 }
@@ -196,168 +180,37 @@ fn opaque<T>(rank: i32) -> i32 {
 }
 
 /// A type of which messages consist, and to the size of which they are aligned.
-pub trait Unit: Copy + 'static {
-    /// Loads a part of a message, 0 after its end.
-    ///
-    /// # Safety
-    ///
-    /// The message is allocated, and nothing writes this part.
-    unsafe fn load(message: *const Self, place: Place) -> Payload;
-
-    /// Stores a part of a message.
-    ///
-    /// # Safety
-    ///
-    /// The message is allocated, and nothing else accesses this part.
-    unsafe fn store(message: *mut Self, place: Place, payload: Payload);
-}
+pub trait Unit: Copy + 'static {}
 
 /// A unit of messages whose length and alignment are multiples of 16 bytes.
 pub type Vector = Vec16<u32>;
 
-/// The vector that a slot carries, without marks.
-pub type Payload = Vec16<u32>;
+impl Unit for Vector {}
+impl Unit for u32 {}
+impl Unit for u8 {}
 
-impl Unit for Vector {
-    unsafe fn load(message: *const Self, place: Place) -> Payload {
-        if place.left == 0 {
-            return Vec16::from_bits([0; 4]);
-        }
-        // SAFETY: the caller guarantees this part, which is all 16 bytes.
-        unsafe { mem::load_vec(place.address_in(message).cast()) }
-    }
-
-    unsafe fn store(message: *mut Self, place: Place, payload: Payload) {
-        if place.left > 0 {
-            // SAFETY: the caller guarantees this part, which is all 16 bytes.
-            unsafe { mem::store_vec(place.address_in(message).cast_mut().cast(), payload) };
-        }
-    }
-}
-
-macro_rules! units {
-    ($($type:ident)*) => { $(
-        impl Unit for $type {
-            unsafe fn load(message: *const Self, place: Place) -> Payload {
-                // SAFETY: the caller guarantees this part of the message.
-                Vec16::from_bits(unsafe { place.load(message) }.to_bits())
-            }
-
-            unsafe fn store(message: *mut Self, place: Place, payload: Payload) {
-                // SAFETY: the caller guarantees this part of the message.
-                unsafe { place.store(message, Vec16::from_bits(payload.to_bits())) };
-            }
-        }
-    )* };
-}
-
-units!(u32 u8);
-
-/// The part of a message that is sent in a slot, in bytes.
-#[derive(Clone, Copy)]
-pub struct Place {
-    at: usize,
-    /// How many bytes the message has from `at` on.
-    left: usize,
-}
-
-impl Place {
-    /// Makes the place of `left` bytes from offset `at` on.
-    pub(super) fn new(at: usize, left: usize) -> Self {
-        Self { at, left }
-    }
-
-    pub(super) fn is_whole(self) -> bool {
-        self.left >= 16
-    }
-
-    /// Returns the address of this part of a message.
-    pub(super) fn address_in<T>(self, message: *const T) -> *const T {
-        message.wrapping_byte_add(self.at)
-    }
-
-    /// Loads the part element by element, 0 after the last one.
-    ///
-    /// # Safety
-    ///
-    /// The message is allocated, and nothing writes these elements.
-    pub(super) unsafe fn load<T: Element + Into<u128>>(self, message: *const T) -> Vec16<T> {
-        let mut bits = 0;
-        self.each::<T>(|i| {
-            let from = self.address_in(message).wrapping_add(i);
-            // SAFETY: the caller guarantees this part of the message.
-            let element: u128 = unsafe { mem::load(from) }.into();
-            bits |= element << (8 * size_of::<T>() * i);
-        });
-        Vec16::from_bits([0, 32, 64, 96].map(|shift: u32| (bits >> shift) as u32))
-    }
-
-    /// Stores the part element by element.
-    ///
-    /// # Safety
-    ///
-    /// The message is allocated, and nothing else accesses these elements.
-    pub(super) unsafe fn store<T: Element>(self, message: *mut T, payload: Vec16<T>) {
-        // SAFETY: the caller guarantees this part of the message.
-        self.each::<T>(|i| unsafe {
-            mem::store(self.address_in(message).wrapping_add(i).cast_mut(), payload.lane(i));
-        });
-    }
-
-    /// Calls `f` with the index of each element `T`: bytes in a loop, which is shorter, and words
-    /// without one, so that loads are in flight together.
-    fn each<T: Element>(self, mut f: impl FnMut(usize)) {
-        let mut i = 0;
-        if size_of::<T>() == 1 {
-            while i < hint::opaque_usize(16) && i < self.left {
-                f(i);
-                i += 1;
-            }
-        } else {
-            while i < Vec16::<T>::LANES {
-                if i * size_of::<T>() < self.left {
-                    f(i);
-                }
-                i += 1;
-            }
-        }
-    }
-}
-
-/// Returns what a lane sends: its payload or, for each word, a mask of the lanes where it is
-/// [`EMPTY`]. The lane of the marks has payload 0, so that its bit is never set in a mark.
-///
-/// # Safety
-///
-/// All lanes of the warp call this together.
-pub(super) unsafe fn marked<T: Element>(payload: Vec16<T>) -> Vec16<T> {
-    let words = payload.to_bits();
-    // SAFETY: all lanes of the warp are here, as the caller guarantees.
+/// Loads a part of a message, 0 after its end. The message is allocated, and nothing writes it.
+unsafe fn load<T: Unit>(message: *const T, place: Place) -> Vec16<u32> {
+    // SAFETY: the caller guarantees this part of the message.
     unsafe {
-        if !warp::any(words.contains(&EMPTY)) {
-            return payload;
+        match size_of::<T>() {
+            1 => Vec16::from_bits(place.load::<u8>(message.cast()).to_bits()),
+            4 => place.load::<u32>(message.cast()),
+            _ if place.left == 0 => Vec16::from_bits([0; 4]),
+            _ => mem::load_vec(place.address_in(message).cast()),
         }
-        let marks = words.map(|word| warp::ballot(word == EMPTY));
-        if warp::lane_id() == MARKS { Vec16::from_bits(marks) } else { payload }
     }
 }
 
-/// Returns the payload that a lane has received, with the words that are marked as [`EMPTY`].
-///
-/// # Safety
-///
-/// All lanes of the warp call this together.
-pub(super) unsafe fn unmarked<T: Element>(received: Vec16<T>) -> Vec16<T> {
-    let words = received.to_bits();
-    let is_mark = warp::lane_id() == MARKS && words != [0; 4];
-    // SAFETY: all lanes of the warp are here, as the caller guarantees.
+/// Stores a part of a message. The message is allocated, and nothing else accesses this part.
+unsafe fn store<T: Unit>(message: *mut T, place: Place, payload: Vec16<u32>) {
+    // SAFETY: the caller guarantees this part of the message.
     unsafe {
-        if !warp::any(is_mark) {
-            return received;
+        match size_of::<T>() {
+            1 => place.store::<u8>(message.cast(), Vec16::from_bits(payload.to_bits())),
+            4 => place.store::<u32>(message.cast(), payload),
+            _ if place.left == 0 => {}
+            _ => mem::store_vec(place.address_in(message).cast_mut().cast(), payload),
         }
-        Vec16::from_bits(words.map(|word| {
-            let marks = warp::shuffle_idx(word, MARKS);
-            if marks >> warp::lane_id() & 1 == 1 { EMPTY } else { word }
-        }))
     }
 }

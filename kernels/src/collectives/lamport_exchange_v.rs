@@ -4,14 +4,9 @@
 //! In front of its message a rank sends each peer a vector that says where the peer's message
 //! belongs. So every message has a slot, and `push_exchange_v` knows where long ones go.
 
-use cuda_std::prelude::*;
-use cuda_std::vector::Vec16;
-use cuda_std::{grid, mem};
-use devcomm_types::GridConstant;
-use nccl_device::{ANY_RANKS, Coop, DevComm, Lamport, LamportMemory, LamportSlots};
-
 use super::exchange::Parts;
-use super::lamport_exchange::{MARKS, Place, marked, unmarked};
+use super::marks::{self, MARKS, Place, marked, unmarked};
+use crate::prelude::*;
 
 /// The bytes in front of a message.
 const HEADER: usize = 16;
@@ -63,7 +58,7 @@ pub const fn longest(slots: usize) -> usize {
 /// Returns how many slots a message of `bytes` bytes uses: at least a warp's.
 #[must_use]
 pub const fn slots(bytes: usize) -> usize {
-    super::lamport_exchange::slots(HEADER + bytes)
+    marks::slots(HEADER + bytes)
 }
 
 /// The kernel's arguments.
@@ -83,38 +78,29 @@ impl Exchange<'_> {
     unsafe fn run(&self, slots: LamportSlots<'_, ANY_RANKS>) {
         let team = self.comm.lsa_team();
         let (me, ranks) = (team.rank as usize, team.n_ranks as usize);
-        let threads = thread::grid_dim_x() * thread::block_dim_x();
         grid::wait_for_previous();
         // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread, and
         // all lanes of a warp use those of a row together: a message has whole rows.
         unsafe {
             let session = slots.begin(self.used);
-            let mut slot = thread::index_1d();
-            while slot < self.used {
-                let mut distance = 1;
-                while distance < ranks {
+            for slot in thread::grid_strided(self.used) {
+                for distance in 1..ranks {
                     let to = team.rotated(distance as i32) as usize;
                     if slot < self.slots_of(self.sent.bytes[to]) {
                         session.send(distance, slot, marked(self.load(to, slot)));
                     }
-                    distance += 1;
                 }
                 if slot < self.slots_of(self.sent.bytes[me]) {
                     self.store(me, slot, self.load(me, slot));
                 }
-                slot += threads;
             }
             grid::launch_next();
-            let mut slot = thread::index_1d();
-            while slot < self.used {
-                let mut source = 0;
-                while source < ranks {
+            for slot in thread::grid_strided(self.used) {
+                for source in 0..ranks {
                     if source != me && slot < self.slots_of(self.received.bytes[source]) {
                         self.receive(&session, source, slot);
                     }
-                    source += 1;
                 }
-                slot += threads;
             }
             thread::sync_threads();
             session.end(Coop::cta());
@@ -177,11 +163,7 @@ impl Exchange<'_> {
     /// Returns where in a message of this many bytes the payload of a slot is; `None` for the
     /// header and for marks.
     fn place(&self, slot: u32, bytes: usize) -> Option<Place> {
-        let (row, lane) = ((slot / warp::WARP_SIZE) as usize, slot % warp::WARP_SIZE);
-        let at = (row * MARKS as usize + lane as usize) * 16;
-        let is_payload = slot > 0 && lane != MARKS;
-        let place = |at: usize| Place::new(at, self.short(bytes).saturating_sub(at));
-        is_payload.then(|| place(at - HEADER))
+        if slot > 0 { Place::of(slot, HEADER, self.short(bytes)) } else { None }
     }
 }
 

@@ -1,14 +1,10 @@
 //! Reduce-scatter of short messages within the LSA team in one step: every rank sends to each peer
 //! the part that the peer reduces, in messages without separate flags (`Lamport`).
 
-use cuda_std::prelude::*;
-use cuda_std::vector::{Accumulate, Vec16};
-use half::{bf16, f16};
-use nccl_device::{DevComm, Lamport, LamportMemory};
-
 use super::elements::Elements;
 use super::one_step::{OneStep, exchange};
 use super::reduction::Reduction;
+use crate::prelude::*;
 
 /// Reduces this rank's part: `output[i]` becomes the reduction over the ranks of `input[rank *
 /// count + i]`, where `rank` is this rank, for `i < count`, in every rank of the LSA team, which

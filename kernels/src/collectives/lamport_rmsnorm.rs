@@ -1,13 +1,8 @@
 //! All-reduce, addition of the residual and RMSNorm in one kernel, by messages without separate
 //! flags (`Lamport`): what a tensor-parallel layer computes between its matrix products.
 
-use cuda_std::prelude::*;
-use cuda_std::vector::{Accumulate, Vec16};
-use cuda_std::{grid, mem};
-use half::{bf16, f16};
-use nccl_device::{Coop, DevComm, Lamport, LamportMemory, LamportSlots, message};
-
 use super::rmsnorm::{Place, Quantised, Rows, vector};
+use crate::prelude::*;
 
 /// Sums rows over the ranks, adds the residuals and normalises: for each token `t < tokens`, `sum`
 /// is `residual[t]` plus the sum of row `t` of `input` over the ranks of the LSA team, which has 2,
@@ -80,10 +75,10 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
         let mine = load(place);
         let session = slots.begin(rows.tokens * rows.vectors());
         let send = |place: Place, vector| {
-            let mut distance = 1;
-            while distance < N && rows.has(place) {
-                session.send(distance, rows.index(place), vector);
-                distance += 1;
+            if rows.has(place) {
+                for distance in 1..N {
+                    session.send(distance, rows.index(place), vector);
+                }
             }
         };
         send(place, mine);

@@ -5,7 +5,7 @@
 //! flag for each peer ([`push_exchange_v`]), or loaded from them ([`pull_reduce_scatter`],
 //! [`lsa_allreduce`](crate::lsa_allreduce())).
 
-mod elements;
+pub(crate) mod elements;
 pub mod exchange;
 pub mod lamport_allreduce;
 pub mod lamport_allreduce_any;
@@ -13,6 +13,7 @@ pub mod lamport_exchange;
 pub mod lamport_exchange_v;
 pub mod lamport_reduce_scatter;
 pub mod lamport_rmsnorm;
+mod marks;
 mod one_step;
 pub mod pull_reduce_scatter;
 pub mod push_allreduce;
@@ -28,32 +29,28 @@ mod strip;
 pub mod room {
     #![expect(missing_docs, reason = "they are the kernels' names")]
 
-    pub const LAMPORT_ALLREDUCE_TWO: u32 = 2048;
-    pub const LAMPORT_ALLREDUCE: u32 = 1024;
-    pub const LAMPORT_ALLREDUCE_ANY: u32 = 640;
-    pub const LAMPORT_EXCHANGE: u32 = 1024;
-    pub const LAMPORT_EXCHANGE_V: u32 = 1024;
-    pub const LAMPORT_REDUCE_SCATTER: u32 = 1024;
-    pub const LAMPORT_RMSNORM: u32 = 1024;
-    pub const LSA_ALLREDUCE: u32 = 512;
-    pub const PULL_REDUCE_SCATTER: u32 = 1024;
-    pub const PUSH_ALLREDUCE: u32 = 1024;
-    pub const PUSH_EXCHANGE: u32 = 1024;
-    pub const PUSH_EXCHANGE_V: u32 = 1024;
+    macro_rules! rooms {
+        ($($kernel:literal: $name:ident $threads:literal;)*) => {
+            $( pub const $name: u32 = $threads; )*
 
-    /// Each kernel's name and number of threads; a name is before any other that is its prefix.
-    pub const ALL: [(&str, u32); 12] = [
-        ("lamport_allreduce_two", LAMPORT_ALLREDUCE_TWO),
-        ("lamport_allreduce_any", LAMPORT_ALLREDUCE_ANY),
-        ("lamport_allreduce", LAMPORT_ALLREDUCE),
-        ("lamport_exchange_v", LAMPORT_EXCHANGE_V),
-        ("lamport_exchange", LAMPORT_EXCHANGE),
-        ("lamport_reduce_scatter", LAMPORT_REDUCE_SCATTER),
-        ("lamport_rmsnorm", LAMPORT_RMSNORM),
-        ("lsa_allreduce", LSA_ALLREDUCE),
-        ("pull_reduce_scatter", PULL_REDUCE_SCATTER),
-        ("push_allreduce", PUSH_ALLREDUCE),
-        ("push_exchange_v", PUSH_EXCHANGE_V),
-        ("push_exchange", PUSH_EXCHANGE),
-    ];
+            /// Each kernel's name and number of threads.
+            pub const ALL: [(&str, u32); 12] = [$(($kernel, $threads)),*];
+        };
+    }
+
+    // A name is before any other that is its prefix.
+    rooms! {
+        "lamport_allreduce_two": LAMPORT_ALLREDUCE_TWO 2048;
+        "lamport_allreduce_any": LAMPORT_ALLREDUCE_ANY 640;
+        "lamport_allreduce": LAMPORT_ALLREDUCE 1024;
+        "lamport_exchange_v": LAMPORT_EXCHANGE_V 1024;
+        "lamport_exchange": LAMPORT_EXCHANGE 1024;
+        "lamport_reduce_scatter": LAMPORT_REDUCE_SCATTER 1024;
+        "lamport_rmsnorm": LAMPORT_RMSNORM 1024;
+        "lsa_allreduce": LSA_ALLREDUCE 512;
+        "pull_reduce_scatter": PULL_REDUCE_SCATTER 1024;
+        "push_allreduce": PUSH_ALLREDUCE 1024;
+        "push_exchange_v": PUSH_EXCHANGE_V 1024;
+        "push_exchange": PUSH_EXCHANGE 1024;
+    }
 }

@@ -4,10 +4,7 @@
 //! number of the launch is on its way, and sends all of its slots. While the messages are on their
 //! way, the block ends its session, so that the next launch may begin. Then it receives its slots.
 
-use cuda_std::grid;
-use cuda_std::prelude::*;
-use cuda_std::vector::Vec16;
-use nccl_device::{Coop, DevComm, Element, Lamport, LamportMemory, LamportSlots};
+use crate::prelude::*;
 
 /// What a collective sends and receives. All lanes of a warp call a method together, with
 /// neighbouring slots; each slot is used by one thread.
@@ -72,11 +69,8 @@ pub(super) unsafe fn exchange(comm: &DevComm, memory: &LamportMemory, collective
     }
 }
 
-/// Runs a collective among the `N` ranks of the LSA team.
-///
-/// # Safety
-///
-/// The memory is as [`LamportSlots`] needs it. All threads of the grid call this.
+/// Runs a collective among the `N` ranks of the LSA team. The memory is as [`LamportSlots`] needs
+/// it. All threads of the grid call this.
 unsafe fn exchange_of<C: OneStep, const N: usize>(
     comm: &DevComm,
     memory: &LamportMemory,

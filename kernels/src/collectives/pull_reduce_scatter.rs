@@ -1,14 +1,9 @@
 //! Reduce-scatter of long messages within the LSA team: every rank loads its part of the peers'
 //! inputs, between two barriers.
 
-use cuda_std::prelude::*;
-use cuda_std::vector::{Accumulate, Vec16};
-use cuda_std::{grid, mem};
-use half::{bf16, f16};
-use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Team, Window};
-
 use super::reduction::Reduction;
 use super::strip::{self, ROW};
+use crate::prelude::*;
 
 /// Reduces this rank's part: `output[i]` becomes the reduction over the ranks of `input[first +
 /// rank * count + i]`, where `rank` is this rank and `count` is `len` divided by the number of
@@ -72,32 +67,28 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         let Self { team, input, .. } = *self;
         let vectors = self.len / Vec16::<T>::LANES / N;
         let first = self.first + team.rank as usize * vectors;
-        let threads = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
         // The loads of the windows' addresses take their time during the wait and the barrier.
         let mut parts = [input.local(); N];
-        let mut distance = 1;
-        while distance < N {
+        for distance in 1..N {
             parts[distance] = input.lsa(team.rotated(distance as i32));
-            distance += 1;
         }
         grid::wait_for_previous();
         grid::launch_next();
         let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
         // After this, the inputs of all ranks are complete.
         barrier.sync(MemoryOrder::Acquire);
-        let mut at = strip::first::<UNROLL>(thread::index_1d());
-        while at < vectors {
+        for at in strip::of_grid::<UNROLL>(vectors) {
             let mut loaded = [[Vec16::<T>::from_bits([0; 4]); N]; UNROLL];
             // SAFETY: the kernel's caller guarantees the memory; one thread reduces each vector.
             unsafe {
                 for u in 0..UNROLL {
                     // This rank's own vector is the last one, as it is nearest.
-                    let mut i = 1;
-                    while i <= N && at + u * ROW < vectors {
-                        let distance = i % N;
-                        let from = (first + at + u * ROW) * Vec16::<T>::LANES;
-                        loaded[u][distance] = parts[distance].load_vec(from);
-                        i += 1;
+                    if at + u * ROW < vectors {
+                        for i in 1..N + 1 {
+                            let distance = i % N;
+                            let from = (first + at + u * ROW) * Vec16::<T>::LANES;
+                            loaded[u][distance] = parts[distance].load_vec(from);
+                        }
                     }
                 }
                 for u in 0..UNROLL {
@@ -108,7 +99,6 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
                     }
                 }
             }
-            at += UNROLL * threads;
         }
         barrier.sync(MemoryOrder::Release);
     }

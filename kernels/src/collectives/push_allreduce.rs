@@ -6,15 +6,10 @@
 //! with the same block of every peer ends the round, so a chunk has two slots. The barrier waits
 //! until all stores of the block have arrived; long chunks make that rare.
 
-use cuda_std::prelude::*;
-use cuda_std::vector::{Accumulate, Vec16};
-use cuda_std::{grid, hint, mem};
-use half::{bf16, f16};
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaPtr, MemoryOrder, Window};
-
 use super::elements::Elements;
 use super::reduction::Reduction;
 use super::strip::{self, ROW};
+use crate::prelude::*;
 
 /// Vectors that a thread pushes at a time.
 const PUSHED: usize = 4;
@@ -163,11 +158,8 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
         inbox.as_ptr().wrapping_add(4 * slot * self.size)
     }
 
-    /// Pushes this block's chunks of a round to the ranks that reduce them.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract, and nothing else accesses the slots of the round.
+    /// Pushes this block's chunks of a round to the ranks that reduce them. The kernel's contract
+    /// holds, and nothing else accesses the slots of the round.
     unsafe fn push<const N: usize>(&self, round: usize) {
         // The loop over ranks is not unrolled.
         let (mut distance, ranks) = (1, hint::opaque_usize(N));
@@ -185,12 +177,10 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
                 // SAFETY: the kernel's caller guarantees the input's vector and its alignment.
                 let load = |at| unsafe { mem::load_vec(vector(self.input, at)) };
                 let loaded = rows.map(|row| row.map(load));
-                let mut u = 0;
-                while u < PUSHED {
+                for u in 0..PUSHED {
                     if let (Some(at), Some(vector)) = (rows[u], loaded[u]) {
                         store(at, vector);
                     }
-                    u += 1;
                 }
             });
             if let Some(at) = chunk.tail.filter(|_| thread::thread_idx_x() == 0) {
@@ -203,11 +193,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
     }
 
     /// Reduces this block's chunks of a round, which have arrived, and stores the results to all
-    /// ranks.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract, and nothing else accesses the slots of the round.
+    /// ranks. The kernel's contract holds, and nothing else accesses the slots of the round.
     unsafe fn reduce_chunk<const N: usize, const ROWS: usize>(&self, round: usize) {
         let me = self.me();
         let (chunk, inbox) = (self.chunk(me, round), self.inbox.local());
@@ -215,8 +201,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
         // barrier.
         let result = |at: usize, mine: Vec16<T>| unsafe {
             let mut result = T::widen(mine); // Rank 0's vector is the first, and replaces it.
-            let mut source = 0;
-            while source < N {
+            for source in 0..N {
                 let mut vector = self.reduction.scale(mine);
                 if source != me {
                     // Opaque, as the addresses of all slots would take registers in the loop.
@@ -229,7 +214,6 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
                     0 => result = T::widen(vector),
                     _ => self.reduction.combine(&mut result, vector),
                 }
-                source += 1;
             }
             self.reduction.finish(result)
         };
@@ -238,20 +222,16 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
             in_rows(chunk, |rows: [Option<usize>; ROWS]| {
                 let mine = rows.map(|row| row.map(|at| mem::load_vec(vector(self.input, at))));
                 let mut results = [None; ROWS];
-                let mut u = 0;
-                while u < ROWS {
+                for u in 0..ROWS {
                     if let (Some(at), Some(mine)) = (rows[u], mine[u]) {
                         results[u] = Some(result(at, mine));
                     }
-                    u += 1;
                 }
                 self.each_output::<N>(|output| {
-                    let mut u = 0;
-                    while u < ROWS {
+                    for u in 0..ROWS {
                         if let (Some(at), Some(result)) = (rows[u], results[u]) {
                             mem::store_vec(vector(output, at).cast_mut(), result);
                         }
-                        u += 1;
                     }
                 });
             });
@@ -278,17 +258,14 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
 /// Divides the whole vectors of a chunk among the threads of a block: calls `each` with the indices
 /// of up to `ROWS` vectors of this thread at a time.
 fn in_rows<const ROWS: usize>(chunk: Chunk, each: impl Fn([Option<usize>; ROWS])) {
-    let mut first = strip::first::<ROWS>(thread::thread_idx_x()) as u32;
-    while first < chunk.len {
+    let mine = strip::first::<ROWS>(thread::thread_idx_x()) as u32;
+    for first in Strided::new(mine, chunk.len, ROWS as u32 * thread::block_dim_x()) {
         let mut rows = [None; ROWS];
-        let mut u = 0;
-        while u < ROWS {
+        for u in 0..ROWS {
             let at = first + (u * ROW) as u32;
             rows[u] = (at < chunk.len).then_some(chunk.first + at as usize);
-            u += 1;
         }
         each(rows);
-        first += ROWS as u32 * thread::block_dim_x();
     }
 }
 

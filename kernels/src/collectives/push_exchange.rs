@@ -1,13 +1,9 @@
 //! All-gather, broadcast and all-to-all of long messages within the LSA team: every rank stores its
 //! messages to the peers' windows, between two barriers.
 
-use cuda_std::prelude::*;
-use cuda_std::vector::Vec16;
-use cuda_std::{grid, mem};
-use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
-
 use super::exchange::Messages;
 use super::strip;
+use crate::prelude::*;
 
 /// Vectors that a thread has in flight.
 const UNROLL: usize = 4;
@@ -55,13 +51,11 @@ pub unsafe fn push_exchange(
     // After this, no other work of a rank's stream accesses its output.
     barrier.sync(MemoryOrder::Acquire);
     if messages.are_from(team.rank) {
-        let mut distance = 1;
-        while distance < team.n_ranks {
+        for distance in 1..team.n_ranks {
             // This rank's message is copied while NVLink is busy with the first one.
             // SAFETY: the kernel's caller guarantees the memory; one thread copies each vector.
             unsafe { copy_both(message, own) };
-            distance += 1;
-            (message, own) = (copy(distance), None); // The last one is not used.
+            (message, own) = (copy(distance + 1), None); // The last one is not used.
         }
     }
     barrier.sync(MemoryOrder::Release);
@@ -76,24 +70,18 @@ pub(super) struct Transfer {
 }
 
 /// Copies this thread's vectors of two messages of the same length, which are in flight together.
-///
-/// # Safety
-///
 /// Nothing else accesses these bytes, which begin at multiples of 16. All threads of the grid call
 /// this.
 unsafe fn copy_both(message: Transfer, own: Option<Transfer>) {
     let own = own.map(|own| Transfer { bytes: message.bytes, ..own });
-    let threads = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
-    let mut at = strip::first::<UNROLL>(thread::index_1d());
     // SAFETY: nothing else accesses the bytes, as the caller guarantees.
     unsafe {
-        while at < message.bytes / 16 {
+        for at in strip::of_grid::<UNROLL>(message.bytes / 16) {
             let loaded = (message.load_rows(at), own.map(|own| (own, own.load_rows(at))));
             message.store_rows(at, loaded.0);
             if let Some((own, loaded)) = loaded.1 {
                 own.store_rows(at, loaded);
             }
-            at += UNROLL * threads;
         }
         if thread::first() {
             message.copy_tail();
@@ -105,39 +93,29 @@ unsafe fn copy_both(message: Transfer, own: Option<Transfer>) {
 }
 
 impl Transfer {
-    /// Copies this thread's part of the message, which begins anywhere.
-    ///
-    /// # Safety
-    ///
-    /// Nothing else accesses these bytes. All threads of the grid call this.
+    /// Copies this thread's part of the message, which begins anywhere. Nothing else accesses these
+    /// bytes. All threads of the grid call this.
     pub(super) unsafe fn copy(self) {
         // SAFETY: nothing else accesses the bytes, as the caller guarantees.
         unsafe {
             if (self.from.addr() | self.into.addr()).is_multiple_of(16) {
                 copy_both(self, None);
             } else {
-                let mut at = thread::index_1d() as usize;
-                while at < self.bytes {
+                for at in thread::grid_strided(self.bytes) {
                     self.copy_byte(at);
-                    at += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
                 }
             }
         }
     }
 
-    /// # Safety
-    ///
-    /// Nothing else accesses this byte.
+    /// Copies a byte, which nothing else accesses.
     unsafe fn copy_byte(self, at: usize) {
         // SAFETY: nothing else accesses the bytes, as the caller guarantees.
         unsafe { mem::store(self.into.wrapping_add(at), mem::load(self.from.wrapping_add(at))) }
     }
 
-    /// Loads this thread's whole vectors of a strip, the first of which is `at`.
-    ///
-    /// # Safety
-    ///
-    /// Nothing writes these vectors.
+    /// Loads this thread's whole vectors of a strip, the first of which is `at`. Nothing writes
+    /// these vectors.
     unsafe fn load_rows(self, at: usize) -> [Vec16<u8>; UNROLL] {
         let mut loaded = [Vec16::from_bits([0; 4]); UNROLL];
         for u in 0..UNROLL {
@@ -150,11 +128,8 @@ impl Transfer {
         loaded
     }
 
-    /// Stores this thread's whole vectors of a strip, the first of which is `at`.
-    ///
-    /// # Safety
-    ///
-    /// Nothing else accesses these vectors.
+    /// Stores this thread's whole vectors of a strip, the first of which is `at`. Nothing else
+    /// accesses these vectors.
     unsafe fn store_rows(self, at: usize, loaded: [Vec16<u8>; UNROLL]) {
         for u in 0..UNROLL {
             let at = at + u * strip::ROW;
@@ -165,11 +140,7 @@ impl Transfer {
         }
     }
 
-    /// Copies the bytes after the whole vectors.
-    ///
-    /// # Safety
-    ///
-    /// Nothing else accesses these bytes.
+    /// Copies the bytes after the whole vectors. Nothing else accesses these bytes.
     unsafe fn copy_tail(self) {
         for at in self.bytes / 16 * 16..self.bytes {
             // SAFETY: nothing else accesses the bytes, as the caller guarantees.

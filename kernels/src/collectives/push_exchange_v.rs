@@ -4,13 +4,9 @@
 //! Only ranks that send or receive long messages launch this kernel, after `lamport_exchange_v`,
 //! which tells them where a message goes and that the peer's memory may be written.
 
-use cuda_std::prelude::*;
-use cuda_std::{grid, mem};
-use devcomm_types::GridConstant;
-use nccl_device::{Coop, DevComm, Flag, Window};
-
 use super::exchange::{Parts, Target};
 use super::push_exchange::Transfer;
+use crate::prelude::*;
 
 /// Stores the messages `sent` of this rank to the ranks of the LSA team, and waits for those that
 /// it receives: the messages of more than `longest` bytes, to other ranks.

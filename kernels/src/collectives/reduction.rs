@@ -1,8 +1,8 @@
 //! The operators and factors of the collectives that reduce.
 
-use cuda_std::prelude::*;
 use cuda_std::reduce::Number;
-use cuda_std::vector::{Accumulate, Vec16};
+
+use crate::prelude::*;
 
 /// The operator that reduces the elements of the ranks in `f32`, and factors before and after it.
 #[repr(C)]

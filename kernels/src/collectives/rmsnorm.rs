@@ -2,11 +2,9 @@
 
 use core::cell::Cell;
 
-use cuda_std::prelude::*;
-use cuda_std::vector::{Accumulate, Vec16};
-use cuda_std::{cluster, convert, grid, math};
-use devcomm_types::F8E4M3;
-use half::{bf16, f16};
+use cuda_std::convert;
+
+use crate::prelude::*;
 
 /// Adds the residuals and normalises: for each token `t < tokens`, `sum = residual[t] + input[t]`;
 /// `residual[t]` becomes the sum, rounded, and `output[t]` becomes `sum * weight / sqrt(mean(sum^2)
@@ -63,14 +61,33 @@ pub struct Quantised {
 }
 
 impl Quantised {
-    /// Returns the number by which the results are divided: 1 if they are not quantised.
-    ///
-    /// # Safety
-    ///
-    /// The scale can be read, unless there is no output.
+    /// Returns the number by which the results are divided: 1 if they are not quantised. The scale
+    /// can be read, unless there is no output.
     pub(super) unsafe fn divisor(self) -> f32 {
         // SAFETY: the scale can be read, as the caller guarantees.
         if self.output.is_null() { 1.0 } else { unsafe { mem::load(self.scale) } }
+    }
+
+    /// Stores a vector of results, from index `at` on, in `output`; quantised ones in their output
+    /// instead, where `round` rounds four to 8-bit floats. Nothing else accesses the elements.
+    pub(super) unsafe fn store<T: Accumulate<Acc = f32>>(
+        self,
+        output: *mut T,
+        at: usize,
+        results: T::Wide,
+        round: impl Fn([f32; 4]) -> u32,
+    ) {
+        let lanes = results.as_ref();
+        // SAFETY: the output in use has the elements, as the caller guarantees.
+        unsafe {
+            if self.output.is_null() {
+                return mem::store_vec(output.wrapping_add(at), T::narrow(results));
+            }
+            for i in Strided::new(0, lanes.len(), 4) {
+                let word = round([lanes[i], lanes[i + 1], lanes[i + 2], lanes[i + 3]]);
+                mem::store(self.output.wrapping_add(at + i).cast(), word);
+            }
+        }
     }
 }
 
@@ -125,22 +142,16 @@ impl<T: Accumulate<Acc = f32>> Rows<T> {
         place.row < self.tokens && place.in_row < self.vectors()
     }
 
-    /// Loads a vector of the input.
-    ///
-    /// # Safety
-    ///
-    /// As for [`rmsnorm`](fn@rmsnorm); the input has the vector.
+    /// Loads a vector of the input. The conditions are those of [`rmsnorm`](fn@rmsnorm); the input
+    /// has the vector.
     pub(crate) unsafe fn load(&self, at: u32) -> Vec16<T> {
         // SAFETY: the input has the vector, as the caller guarantees.
         unsafe { mem::load_vec(vector(self.input, at)) }
     }
 
     /// Adds the residuals, normalises and stores `R` rows. `load` returns the vectors at `places`,
-    /// one in each row, unless rows have no vector for this thread.
-    ///
-    /// # Safety
-    ///
-    /// As for [`rmsnorm`](fn@rmsnorm). The rows exist, and all threads of the cluster call this.
+    /// one in each row, unless rows have no vector for this thread. The conditions are those of
+    /// [`rmsnorm`](fn@rmsnorm). The rows exist, and all threads of the cluster call this.
     pub(crate) unsafe fn normalise<const R: usize>(
         &self,
         places: [Place; R],
@@ -192,22 +203,20 @@ impl<T: Accumulate<Acc = f32>> Rows<T> {
             }
             totals
         };
-        let mut r = 0;
-        while r < R && has_vectors {
+        if !has_vectors {
+            return;
+        }
+        for r in 0..R {
             let mean = totals[r] * math::recip(self.hidden as f32);
             let scale = math::rsqrt(mean + self.eps) * math::recip(divisor);
             let first = at[r] as usize * Vec16::<T>::LANES;
             T::zip(&mut sums[r], T::widen(weight), |x, w| x * scale * w);
+            let round = |[a, b, c, d]: [f32; 4]| {
+                let [low, high] = [[a, b], [c, d]].map(convert::f32_to_f8e4m3x2).map(u32::from);
+                low | high << 16
+            };
             // SAFETY: the kernel's caller guarantees the rows, and this thread has the vector.
-            unsafe {
-                if self.quantised.output.is_null() {
-                    mem::store_vec(self.output.wrapping_add(first), T::narrow(sums[r]));
-                } else {
-                    let output = self.quantised.output.wrapping_add(first);
-                    store_quantised(output, sums[r].as_ref());
-                }
-            }
-            r += 1;
+            unsafe { self.quantised.store::<T>(self.output, first, sums[r], round) };
         }
     }
 }
@@ -215,21 +224,4 @@ impl<T: Accumulate<Acc = f32>> Rows<T> {
 /// Returns the address of a vector.
 pub(super) fn vector<T: Accumulate>(elements: *const T, index: u32) -> *const T {
     elements.wrapping_add(index as usize * Vec16::<T>::LANES)
-}
-
-/// Stores lanes as 8-bit floats, four at once.
-///
-/// # Safety
-///
-/// `output` is aligned to 4 bytes and has an element for each lane, of which there are a multiple
-/// of 4, and nothing else accesses them.
-unsafe fn store_quantised(output: *mut F8E4M3, lanes: &[f32]) {
-    let mut i = 0;
-    while i < lanes.len() {
-        let [low, high] = [[lanes[i], lanes[i + 1]], [lanes[i + 2], lanes[i + 3]]]
-            .map(|pair| u32::from(convert::f32_to_f8e4m3x2(pair)));
-        // SAFETY: the output has an aligned word for four lanes, as the caller guarantees.
-        unsafe { mem::store(output.wrapping_add(i).cast(), low | high << 16) };
-        i += 4;
-    }
 }

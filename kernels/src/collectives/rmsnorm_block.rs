@@ -2,12 +2,8 @@
 
 use core::cell::Cell;
 
-use cuda_std::math;
-use cuda_std::prelude::*;
-use cuda_std::vector::{Accumulate, Vec16};
-use half::{bf16, f16};
-
 use super::rmsnorm::{Quantised, vector};
+use crate::prelude::*;
 
 /// The most threads of a block.
 pub const THREADS: u32 = 1024;
@@ -46,8 +42,7 @@ pub unsafe fn rmsnorm_block<T: Accumulate<Acc = f32>>(
     let first = thread::block_idx_x() * vectors;
     let mut sums = [T::widen(Vec16::from_bits([0; 4])); VECTORS];
     let squares = Cell::new(0.0);
-    let mut i = 0;
-    while i < VECTORS {
+    for i in 0..VECTORS {
         let in_row = place(i);
         if in_row < vectors {
             let residual = vector(residual.cast_const(), first + in_row);
@@ -62,14 +57,12 @@ pub unsafe fn rmsnorm_block<T: Accumulate<Acc = f32>>(
                 x
             });
         }
-        i += 1;
     }
     // SAFETY: all threads of the block are here, and they are whole warps. The scale can be read.
     let (mean, divisor) =
         unsafe { (block_sum(squares.get()) * math::recip(hidden as f32), quantised.divisor()) };
     let scale = math::rsqrt(mean + eps) * math::recip(divisor);
-    i = 0;
-    while i < VECTORS {
+    for i in 0..VECTORS {
         let in_row = place(i);
         if in_row < vectors {
             let at = (first + in_row) as usize * Vec16::<T>::LANES;
@@ -78,36 +71,16 @@ pub unsafe fn rmsnorm_block<T: Accumulate<Acc = f32>>(
             unsafe {
                 let weight = mem::load_vec(vector(weight, in_row));
                 T::zip(&mut sums[i], T::widen(weight), |x, w| x * scale * w);
-                if quantised.output.is_null() {
-                    mem::store_vec(output.wrapping_add(at), T::narrow(sums[i]));
-                } else {
-                    store_quantised(quantised.output.wrapping_add(at).cast(), sums[i].as_ref());
-                }
+                let round = |lanes: [f32; 4]| u32::from_le_bytes(lanes.map(to_f8e4m3));
+                quantised.store::<T>(output, at, sums[i], round);
             }
         }
-        i += 1;
     }
 }
 
 /// Returns the place in the row of this thread's vector number `i`.
 fn place(i: usize) -> u32 {
     i as u32 * thread::block_dim_x() + thread::thread_idx_x()
-}
-
-/// Stores lanes as 8-bit floats, four at once.
-///
-/// # Safety
-///
-/// `output` has a word for every four lanes, of which there are a multiple of 4, and nothing else
-/// accesses them.
-unsafe fn store_quantised(output: *mut u32, lanes: &[f32]) {
-    let mut i = 0;
-    while i < lanes.len() {
-        let bytes = [0, 1, 2, 3].map(|lane| to_f8e4m3(lanes[i + lane]));
-        // SAFETY: the output has a word for every four lanes, as the caller guarantees.
-        unsafe { mem::store(output.wrapping_add(i / 4), u32::from_le_bytes(bytes)) };
-        i += 4;
-    }
 }
 
 /// Returns the bits of the nearest 8-bit float: ties go to even, and magnitudes above 448 become

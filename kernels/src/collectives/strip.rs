@@ -1,6 +1,6 @@
 //! The division of vectors among warps: a warp takes strips of rows, which have a vector per lane.
 
-use cuda_std::warp;
+use crate::prelude::*;
 
 /// Vectors of a row.
 pub(super) const ROW: usize = warp::WARP_SIZE as usize;
@@ -11,4 +11,10 @@ pub(super) const ROW: usize = warp::WARP_SIZE as usize;
 pub(super) fn first<const ROWS: usize>(thread: u32) -> usize {
     let (strip, lane) = (thread / warp::WARP_SIZE, thread % warp::WARP_SIZE);
     strip as usize * ROWS * ROW + lane as usize
+}
+
+/// Returns this thread's first vector in each strip of its warp, where the grid divides `vectors`.
+pub(super) fn of_grid<const ROWS: usize>(vectors: usize) -> Strided<usize> {
+    let threads = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
+    Strided::new(first::<ROWS>(thread::index_1d()), vectors, ROWS * threads)
 }

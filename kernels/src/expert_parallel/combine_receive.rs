@@ -1,15 +1,12 @@
 //! Receives the experts' results that [`ep_combine`](super::ep_combine) returns, and adds them up.
 
-use cuda_std::prelude::*;
-use cuda_std::strided::Strided;
-use nccl_device::Coop;
-
 use super::ep_combine::Combine;
 use super::ep_layout::{NONE, RETURN_WORDS};
 use super::numbered::Session;
 use super::parts::Part;
 use super::ranks::{Ranks, ranks, rolled};
 use super::sums::{Entries, Row, add, sum};
+use crate::prelude::*;
 
 /// The words that a warp loads ahead for a part of a row that it receives.
 #[derive(Clone, Copy)]

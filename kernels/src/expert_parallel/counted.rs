@@ -2,13 +2,13 @@
 //! share, and the flags by which ranks tell each other how far they are.
 
 use cuda_std::atomic::Order;
-use cuda_std::prelude::*;
-use nccl_device::{Coop, DevComm, Epoch, Flag, Window, is_last_block};
+use nccl_device::is_last_block;
 
 use super::counters::Words;
 use super::ep_layout::RETURN_WORDS;
 use super::ranks::Ranks;
 use super::shape::Shape;
+use crate::prelude::*;
 
 /// Words for a received token, after the [`RETURN_WORDS`] of all tokens: its index among the tokens
 /// of all ranks, and the index of its result among those that return to its rank.

@@ -1,10 +1,10 @@
 //! Counters of the rows of experts, and the words that say which rows a token has.
 
 use cuda_std::atomic::{AtomicU32, Order, Scope};
-use cuda_std::prelude::*;
 
 use super::ep_layout::NONE;
 use super::shape::Shape;
+use crate::prelude::*;
 
 /// Experts that a thread loads together.
 pub(super) const UNROLL: u32 = 8;
@@ -133,22 +133,16 @@ pub(super) fn strided(end: u32) -> impl Iterator<Item = u32> {
 /// together, once between two barriers.
 #[track_caller]
 unsafe fn sum_before(mine: u32) -> u32 {
-    let (lane, own_warp) = (warp::lane_id(), warp::warp_id());
     let sums = Words(shared_array![u32; WARPS]);
     // SAFETY: all threads of the block are here, and `sums` has a word for each warp.
     unsafe {
-        let (mut sum, mut distance) = (mine, 1);
-        while distance < warp::WARP_SIZE {
-            let lower = warp::shuffle_up(sum, distance);
-            sum += if lane >= distance { lower } else { 0 };
-            distance *= 2;
-        }
-        if lane == warp::WARP_SIZE - 1 {
-            sums.store(own_warp, sum);
+        let sum = warp_prefix_sum(mine);
+        if warp::lane_id() == warp::WARP_SIZE - 1 {
+            sums.store(warp::warp_id(), sum);
         }
         thread::sync_threads();
         let mut before = sum - mine;
-        for warp in 0..own_warp {
+        for warp in 0..warp::warp_id() {
             before += sums.load(warp);
         }
         before

@@ -4,13 +4,12 @@
 use core::hint;
 
 use cuda_std::atomic::{AtomicU32, Order, Scope};
-use cuda_std::prelude::*;
-use cuda_std::strided::Strided;
 
 use super::counted::Step;
 use super::counters::{Counters, UNROLL, Words, strided};
 use super::places::{Places, Shared};
 use super::shape::Faults;
+use crate::prelude::*;
 
 impl Places<'_> {
     /// Finds the places of this block's tokens, from `first` on, with the counts of all ranks.

@@ -1,15 +1,12 @@
 //! Receives the rows of tokens that [`ep_dispatch`](super::ep_dispatch) sends.
 
-use cuda_std::mem;
-use cuda_std::prelude::*;
-use nccl_device::Coop;
-
 use super::ep_dispatch::{COUNT, Dispatch, HAS_ROW};
 use super::numbered::Session;
 use super::parts::{Part, Parts, Share};
 use super::ranks::{ranks, rolled};
 use super::rows::{Payload, Rows};
 use super::shape::{Received, Shape};
+use crate::prelude::*;
 
 impl<R: Rows> Dispatch<'_, R> {
     /// Returns the rank from which this one is at `distance`.
@@ -27,8 +24,8 @@ impl<R: Rows> Dispatch<'_, R> {
         share: Share,
         round: u32,
     ) -> u32 {
-        let (mut most, mut distance, ranks) = (0, share.distance, rolled::<N>(self.comm));
-        while distance < ranks {
+        let mut most = 0;
+        for distance in Strided::new(share.distance, rolled::<N>(self.comm), share.distance_step) {
             let mut at = round + share.part;
             loop {
                 let part = parts.at(at);
@@ -42,7 +39,6 @@ impl<R: Rows> Dispatch<'_, R> {
                     break;
                 }
             }
-            distance += share.distance_step;
         }
         most
     }
@@ -61,40 +57,37 @@ impl<R: Rows> Dispatch<'_, R> {
         let slot = COUNT + 1 + part.row * top_k + warp::lane_id() % top_k;
         let (mut payload, mut message) = (Payload::ZERO, [0; 2]);
         let mut tokens = 0;
-        // All messages that may have arrived are polled at once.
-        self.comm.wait_until(Coop::thread(), || {
-            if session.absent.contains(source) {
-                return true;
-            }
-            // SAFETY: there are slots for the most tokens, as the kernel's caller guarantees.
-            let (count, told) = unsafe {
-                (session.numbered.peek(source, COUNT), session.numbered.peek(source, slot))
-            };
-            let mut all = true;
-            for i in 0..VECTORS {
-                if let Some(at) = part.vector_of(part.row as usize, i) {
-                    // SAFETY: there are slots for the most tokens.
-                    let vector = unsafe { session.rows.peek(source, at as u32) };
-                    all &= vector.is_some();
-                    payload.row[i] = vector.unwrap_or(payload.row[i]);
-                }
-            }
-            if let Some(slot) = self.scales_slot(part) {
-                // SAFETY: there are slots for the most tokens.
-                let scales = unsafe { session.rows.peek(source, slot) };
-                all &= scales.is_some();
-                payload.scales = scales.unwrap_or(payload.scales);
-            }
-            let Some([count, _]) = count else { return false };
-            tokens = count;
-            if part.row >= count {
-                return true;
-            }
-            message = told.unwrap_or(message);
-            told.is_some() && (all || message[0] & HAS_ROW == 0)
-        });
-        // SAFETY: the kernel's caller guarantees the memory; the vectors have arrived.
+        // SAFETY: the kernel's caller guarantees the memory, with slots for the most tokens. After
+        // the wait the vectors have arrived.
         unsafe {
+            // All messages that may have arrived are polled at once.
+            self.comm.wait_until(Coop::thread(), || {
+                if session.absent.contains(source) {
+                    return true;
+                }
+                let count = session.numbered.peek(source, COUNT);
+                let told = session.numbered.peek(source, slot);
+                let mut all = true;
+                for i in 0..VECTORS {
+                    if let Some(at) = part.vector_of(part.row as usize, i) {
+                        let vector = session.rows.peek(source, at as u32);
+                        all &= vector.is_some();
+                        payload.row[i] = vector.unwrap_or(payload.row[i]);
+                    }
+                }
+                if let Some(slot) = self.scales_slot(part) {
+                    let scales = session.rows.peek(source, slot);
+                    all &= scales.is_some();
+                    payload.scales = scales.unwrap_or(payload.scales);
+                }
+                let Some([count, _]) = count else { return false };
+                tokens = count;
+                if part.row >= count {
+                    return true;
+                }
+                message = told.unwrap_or(message);
+                told.is_some() && (all || message[0] & HAS_ROW == 0)
+            });
             if part.row < tokens && message[0] & HAS_ROW != 0 {
                 self.store_row(source, part, &payload);
                 for i in 0..VECTORS {

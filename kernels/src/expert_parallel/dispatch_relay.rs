@@ -3,8 +3,6 @@
 
 use core::hint;
 
-use cuda_std::prelude::*;
-use nccl_device::Coop;
 use nccl_device::gin::GinBackend;
 
 use super::counters::Words;
@@ -13,6 +11,7 @@ use super::parts::Parts;
 use super::rail::{Batch, position};
 use super::rows::{Payload, Rows};
 use super::shape::Shape;
+use crate::prelude::*;
 
 impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
     /// Stores to this team a batch from the rank of `team` on this rail. Returns how many tokens

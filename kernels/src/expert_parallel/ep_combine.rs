@@ -1,9 +1,5 @@
 //! Returns the experts' results to the ranks of the tokens, within the LSA team, and adds them up.
 
-use cuda_std::grid;
-use cuda_std::prelude::*;
-use nccl_device::{ANY_RANKS, DevComm};
-
 use super::combine_receive::is_leader;
 use super::ep_layout::NONE;
 use super::numbered::{Messages, Session};
@@ -11,6 +7,7 @@ use super::parts::{Part, Parts, element, warp_index, warps};
 use super::ranks::{Ranks, ranks, rolled, with_ranks};
 use super::shape::{Received, Shape, Steps};
 use super::sums::{Entries, Results, prefetch, sum};
+use crate::prelude::*;
 
 /// Vectors of a part that each lane has: with more ranks fewer, as their addresses take registers.
 const fn lane_vectors(ranks: usize) -> usize {

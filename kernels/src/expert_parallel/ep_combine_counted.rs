@@ -3,11 +3,6 @@
 
 use core::hint;
 
-use cuda_std::grid;
-use cuda_std::prelude::*;
-use half::bf16;
-use nccl_device::{DevComm, Team, Window};
-
 use super::counted::{Counted, Progress, Step};
 use super::counters::{Words, strided};
 use super::ep_combine::TOGETHER;
@@ -16,6 +11,7 @@ use super::parts::{Part, Parts};
 use super::ranks::RANKS;
 use super::shape::{Shape, Steps};
 use super::sums::{Results, add_rows, sum};
+use crate::prelude::*;
 
 /// Vectors of a part of a row that each lane has.
 const VECTORS: usize = 2;

@@ -2,17 +2,14 @@
 
 use core::hint;
 
-use cuda_std::grid;
-use cuda_std::prelude::*;
-use half::bf16;
 use nccl_device::gin::GinBackend;
-use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Team, Window};
 
 use super::ep_combine::{Combine, TOGETHER};
 use super::parts::{Part, Parts};
 use super::rail::{Batch, Mail, Rail, Relayed, position};
 use super::shape::{Received, Shape, Steps};
 use super::sums::{Results, Row, add, sum};
+use crate::prelude::*;
 
 /// Vectors of a part of a row that each lane has.
 const VECTORS: usize = 2;

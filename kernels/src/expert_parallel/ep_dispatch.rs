@@ -2,17 +2,12 @@
 
 use core::marker::PhantomData;
 
-use cuda_std::prelude::*;
-use cuda_std::{grid, mem};
-use devcomm_types::F8E4M3;
-use half::bf16;
-use nccl_device::{Coop, DevComm};
-
 use super::numbered::{Messages, Session};
 use super::parts::{Part, Parts, Share, warp_index, warps};
 use super::ranks::{ranks, rolled, with_ranks};
 use super::rows::{self, Payload, Rows};
 use super::shape::{Faults, Received, Shape, Steps, Tokens};
+use crate::prelude::*;
 
 /// Vectors of 16 bytes that each lane has of a part of a row, which a warp sends at a time. With
 /// more ranks there are fewer, as their addresses take registers.

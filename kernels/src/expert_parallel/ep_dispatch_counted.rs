@@ -3,12 +3,7 @@
 
 use core::ptr;
 
-use cuda_std::grid;
-use cuda_std::prelude::*;
-use cuda_std::strided::{Strided, share};
-use devcomm_types::F8E4M3;
-use half::bf16;
-use nccl_device::{DevComm, Window};
+use cuda_std::strided::share;
 
 use super::counted::{Counted, Progress, Step};
 use super::counters::store_returns;
@@ -17,6 +12,7 @@ use super::parts::{Part, Parts};
 use super::places::{BATCH, Places, Shared, TokenPlaces};
 use super::rows::{self, Payload, Rows};
 use super::shape::{Shape, Steps, Tokens};
+use crate::prelude::*;
 
 /// Vectors of a part of a row that each lane has.
 const VECTORS: usize = 4;

@@ -3,19 +3,14 @@
 use core::hint;
 use core::marker::PhantomData;
 
-use cuda_std::grid;
-use cuda_std::prelude::*;
-use cuda_std::strided::Strided;
-use devcomm_types::F8E4M3;
-use half::bf16;
 use nccl_device::gin::GinBackend;
-use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Team, Window};
 
 use super::counters::Words;
 use super::parts::{Parts, block_warps};
 use super::rail::{BATCH, Batch, Mail, Rail, Relayed, position};
 use super::rows::{self, Payload, Rows};
 use super::shape::{Faults, Received, Shape, Steps, Tokens};
+use crate::prelude::*;
 
 /// Vectors of a part of a row that each lane has.
 const VECTORS: usize = 4;

@@ -1,14 +1,12 @@
 //! Copies the rows that a rank has received, in the order of its experts, to the other experts of
 //! their tokens.
 
-use cuda_std::grid;
-use cuda_std::prelude::*;
-
 use super::counted::Counted;
 use super::counters::Words;
 use super::ep_layout::{DROPPED, Grouped};
 use super::parts::Parts;
 use super::shape::Shape;
+use crate::prelude::*;
 
 /// Vectors of a part of a row that each lane has.
 const VECTORS: usize = 4;

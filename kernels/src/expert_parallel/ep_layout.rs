@@ -1,15 +1,12 @@
 //! Puts the rows that a rank has received in the order of its experts, for a grouped product.
 
-use cuda_std::grid;
-use cuda_std::prelude::*;
-use cuda_std::strided::{Strided, share};
-use half::bf16;
-use nccl_device::Coop;
+use cuda_std::strided::share;
 
 use super::counters::{Counters, UNROLL, Words, store_returns, strided};
 use super::parts::Parts;
 use super::rows::{self, SCALED};
 use super::shape::{Faults, Received, Shape};
+use crate::prelude::*;
 
 /// Vectors of a part that each lane has.
 const VECTORS: usize = 4;

@@ -7,11 +7,9 @@
 //! Lamport messages, which has the number, and whose order of launches lets ranks reuse a bank.
 
 use cuda_std::atomic::Scope;
-use cuda_std::prelude::*;
-use devcomm_types::Team;
-use nccl_device::{ANY_RANKS, DevComm, Lamport, LamportMemory, LamportSlots, LsaPtr, Window};
 
 use super::ranks::Ranks;
+use crate::prelude::*;
 
 /// Banks of slots.
 const BANKS: usize = 2;

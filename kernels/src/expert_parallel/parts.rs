@@ -1,8 +1,6 @@
 //! The division of rows among the warps of a grid.
 
-use cuda_std::prelude::*;
-use cuda_std::strided::Strided;
-use devcomm_types::Element;
+use crate::prelude::*;
 
 /// Rows in parts of [`WARP_SIZE`](warp::WARP_SIZE) `* VECTORS` vectors; a warp has a part at a
 /// time.

@@ -3,15 +3,12 @@
 
 use core::hint;
 
-use cuda_std::prelude::*;
-use cuda_std::strided::Strided;
-use nccl_device::Team;
-
 use super::counted::{Counted, Progress};
 use super::counters::{Counters, UNROLL, Words};
 use super::ep_layout::{DROPPED, Grouped, NONE};
 use super::ranks::RANKS;
 use super::shape::{Faults, Shape, Tokens};
+use crate::prelude::*;
 
 /// The tokens that a block handles at a time: one for each lane of a warp.
 pub(super) const BATCH: u32 = warp::WARP_SIZE;

@@ -14,11 +14,11 @@
 //! two banks, which take turns: a rank that has a message of a launch knows that the launch before
 //! it has ended in the sender, and so the rank's next message overwrites only what has been read.
 
-use cuda_std::prelude::*;
+use nccl_device::SignalRange;
 use nccl_device::gin::{Gin, GinBackend, SignalId};
-use nccl_device::{Coop, DevComm, Epoch, MemoryOrder, SignalRange, Team, Window};
 
 use super::shape::Shape;
+use crate::prelude::*;
 
 /// The most tokens of a batch: each lane of a warp has one.
 pub const BATCH: u32 = warp::WARP_SIZE;

@@ -1,7 +1,6 @@
 //! The number of ranks: a constant of a kernel, or [`ANY_RANKS`].
 
-use cuda_std::hint;
-use nccl_device::{ANY_RANKS, DevComm};
+use crate::prelude::*;
 
 /// The most ranks: each has a bit of a word.
 pub const RANKS: usize = 64;

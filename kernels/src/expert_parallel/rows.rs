@@ -2,13 +2,9 @@
 //! scales.
 
 use cuda_std::collective::segment_reduce;
-use cuda_std::mem;
-use cuda_std::prelude::*;
-use cuda_std::vector::Accumulate;
-use devcomm_types::{Element, F8E4M3};
-use half::bf16;
 
 use super::parts::Part;
+use crate::prelude::*;
 use crate::scale::Scale;
 
 /// Elements that share a scale, as neighbouring vectors of 8-bit floats of `SCALED_LANES` lanes.

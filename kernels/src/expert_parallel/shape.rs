@@ -1,10 +1,9 @@
 //! The sizes of expert parallelism, and the memory for the tokens that a rank has received.
 
 use cuda_std::atomic::{AtomicU32, Order, Scope};
-use cuda_std::prelude::*;
-use half::bf16;
 
 use super::ranks::Ranks;
+use crate::prelude::*;
 
 /// Sizes on which all ranks agree.
 #[repr(C)]

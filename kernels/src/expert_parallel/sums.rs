@@ -1,12 +1,8 @@
 //! Sums of rows of experts, in f32.
 
-use cuda_std::math;
-use cuda_std::prelude::*;
-use cuda_std::strided::Strided;
-use half::bf16;
-
 use super::ep_layout::{DROPPED, NONE, RETURN_WORDS};
 use super::parts::Part;
+use crate::prelude::*;
 
 /// The results of a rank's experts, and the sums of its tokens' results.
 #[repr(C)]

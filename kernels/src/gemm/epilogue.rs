@@ -3,8 +3,8 @@
 use core::marker::PhantomData;
 
 use cuda_std::convert::Float;
-use cuda_std::prelude::*;
-use cuda_std::{math, mem};
+
+use crate::prelude::*;
 
 /// The step between the sums of a product and C. It is a parameter of the kernel: a user's kernel
 /// calls the `product` of [`gemm_wgmma`](super::gemm_wgmma), [`gemm_swapped`](super::gemm_swapped)
@@ -108,33 +108,25 @@ pub trait Fragment {
 
     /// Replaces each sum, also those outside C.
     fn update(&mut self, by: impl Fn(f32) -> f32) {
-        let mut i = 0;
-        while i < Self::ROWS {
-            let mut j = 0;
-            while j < Self::COLUMNS {
+        for i in 0..Self::ROWS {
+            for j in 0..Self::COLUMNS {
                 let sum = self.sum(i, j);
                 *sum = by(*sum);
-                j += 1;
             }
-            i += 1;
         }
     }
 
     /// Replaces each sum in C; `by` takes a sum, its row and its column.
     fn update_in_c(&mut self, by: impl Fn(f32, u32, u32) -> f32) {
         let (m, n) = self.end();
-        let mut i = 0;
-        while i < Self::ROWS {
-            let mut j = 0;
-            while j < Self::COLUMNS {
+        for i in 0..Self::ROWS {
+            for j in 0..Self::COLUMNS {
                 let (row, column) = (self.row(i), self.column(j));
                 if row < m && column < n {
                     let sum = self.sum(i, j);
                     *sum = by(*sum, row, column);
                 }
-                j += 1;
             }
-            i += 1;
         }
     }
 }
@@ -181,26 +173,20 @@ impl<O: Float> Fused<O> {
         x * math::sigmoid(x * math::fma(self.cubic, x * x, self.linear))
     }
 
-    /// Adds a row of numbers to the sums of rows `i` to `end`.
-    ///
-    /// # Safety
-    ///
-    /// `from` has a number for each column of C.
+    /// Adds a row of numbers to the sums of rows `i` to `end`. `from` has a number for each column
+    /// of C.
     unsafe fn add<F: Fragment>(sums: &mut F, from: *const O, i: u32, end: u32) {
         let (_, n) = sums.end();
         let add = |sums: &mut F, j, value| {
-            let mut i = i;
-            while i < end {
+            for i in i..end {
                 *sums.sum(i, j) += value;
-                i += 1;
             }
         };
         let pairs = n.is_multiple_of(2) && from.addr().is_multiple_of(size_of::<O::Pair>());
-        let mut j = 0;
         // SAFETY: the caller passes a number for each column; a pair is in C if its first one is.
         unsafe {
             if F::PAIRS && pairs {
-                while j < F::COLUMNS {
+                for j in Strided::new(0, F::COLUMNS, 2) {
                     let column = sums.column(j);
                     if column < n {
                         let pair = mem::load(from.wrapping_add(column as usize).cast());
@@ -208,16 +194,13 @@ impl<O: Float> Fused<O> {
                         add(sums, j, first);
                         add(sums, j + 1, second);
                     }
-                    j += 2;
                 }
             } else {
-                while j < F::COLUMNS {
+                for j in 0..F::COLUMNS {
                     let column = sums.column(j);
                     if column < n {
-                        let value = mem::load(from.wrapping_add(column as usize));
-                        add(sums, j, value.to_f32());
+                        add(sums, j, mem::load(from.wrapping_add(column as usize)).to_f32());
                     }
-                    j += 1;
                 }
             }
         }
@@ -247,15 +230,13 @@ impl<O: Float> Epilogue for Fused<O> {
         }
         if !self.residual.is_null() {
             let (m, n) = sums.end();
-            let mut i = 0;
-            while i < F::ROWS {
+            for i in 0..F::ROWS {
                 let row = sums.row(i);
                 if row < m {
                     let from = self.residual.wrapping_add(row as usize * n as usize);
                     // SAFETY: a residual has `m x n` numbers, and the row is below `m`.
                     unsafe { Self::add(sums, from, i, i + 1) };
                 }
-                i += 1;
             }
         }
     }

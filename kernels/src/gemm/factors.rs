@@ -2,16 +2,87 @@
 
 use core::marker::PhantomData;
 
-use cuda_std::prelude::*;
-use cuda_std::tile::{EmptyStage, SharedTile, TileMemory};
-use cuda_std::{cluster, tma};
-use devcomm_types::TensorMap;
+use cuda_std::convert::Float;
+use cuda_std::mma;
+use cuda_std::tile::{EmptyStage, RegTile, SharedTile, TileMemory, Warpgroup};
+use cuda_std::tma;
+use cuda_std::wgmma::Factor;
 
-use super::gemm_wgmma::{
-    CLUSTER, GemmFactor, MULTIPLYING_WARPS, STAGES, TILE_M, TILE_N, TRANSPOSED,
-};
+use super::gemm_wgmma::{CLUSTER, MULTIPLYING_WARPS, STAGES, TILE_M, TILE_N, TRANSPOSED};
 use super::order::{Order, Position};
 use super::stores::{PARTS, Store};
+use crate::prelude::*;
+
+/// A warp's sums of its rows of a tile.
+pub(super) type Sums = RegTile<f32, 32>;
+
+/// An element type of A and B.
+pub trait GemmFactor: Factor {
+    /// The element type of C in [`gemm_wgmma`](super::gemm_wgmma).
+    type Output: Float;
+    /// Whether A and B may be stored transposed.
+    const TRANSPOSABLE: bool = size_of::<Self>() == 2;
+
+    /// Adds the products of a stage, or sets the sums to them if they are the first ones, as a
+    /// group. The factors are a warpgroup's rows of A, and the first rows of B.
+    fn multiply(
+        group: &Warpgroup,
+        sums: &mut Sums,
+        [a, b]: [SharedTile<Self, TRANSPOSED>; 2],
+        _transposed: [bool; 2],
+        accumulate: bool,
+    ) {
+        group.multiply(sums, a, b, accumulate);
+    }
+}
+
+/// Adds the products of a stage of factors that may be transposed. It is no part of the macro, so
+/// that the simulator's reports name its lines.
+fn multiply_transposable<T: Factor + mma::Factor>(
+    group: &Warpgroup,
+    sums: &mut Sums,
+    [a, b]: [SharedTile<T, TRANSPOSED>; 2],
+    transposed: [bool; 2],
+    accumulate: bool,
+) {
+    // Each branch commits its group: after the branches `ptxas` would commit a second, empty one,
+    // and a wait for the previous stage's products would also wait for this stage's.
+    let (a_t, b_t) = (a.transposed_factor(), b.transposed_factor());
+    match transposed {
+        [false, false] => group.multiply(sums, a, b, accumulate),
+        [false, true] => group.multiply_factors(sums, a.factor(), b_t, accumulate),
+        [true, false] => group.multiply_factors(sums, a_t, b.factor(), accumulate),
+        [true, true] => group.multiply_factors(sums, a_t, b_t, accumulate),
+    }
+}
+
+macro_rules! transposable {
+    ($($type:ident)*) => { $(
+        impl GemmFactor for $type {
+            type Output = Self;
+
+            fn multiply(
+                group: &Warpgroup,
+                sums: &mut Sums,
+                tiles: [SharedTile<Self, TRANSPOSED>; 2],
+                transposed: [bool; 2],
+                accumulate: bool,
+            ) {
+                multiply_transposable(group, sums, tiles, transposed, accumulate);
+            }
+        }
+    )* };
+}
+
+transposable! { bf16 f16 }
+
+impl GemmFactor for F8E4M3 {
+    type Output = bf16;
+}
+
+impl GemmFactor for F8E5M2 {
+    type Output = bf16;
+}
 
 type A<T> = SharedTile<T, TILE_M>;
 type B<T> = SharedTile<T, TILE_N>;
@@ -121,20 +192,16 @@ impl<'a, T: GemmFactor> Factors<'a, T> {
         stage.expect(STAGE_BYTES);
         // Either layout has the same number of bytes for these rows.
         if self.transposed[0] {
-            let mut part = 0;
-            while part < TILE_M {
+            for part in Strided::new(0, TILE_M, TRANSPOSED) {
                 stage.load(a_tile.rows::<TRANSPOSED>(part), a, term, row + part);
-                part += TRANSPOSED;
             }
         } else {
             stage.load(a_tile, a, row, term);
         }
         if self.transposed[1] {
-            let mut part = 0;
-            while part < HALF {
+            for part in Strided::new(0, HALF, TRANSPOSED) {
                 let to = b_half.rows::<TRANSPOSED>(part);
                 stage.load_multicast(to, b, term, b_row + part, CLUSTER_MASK);
-                part += TRANSPOSED;
             }
         } else {
             stage.load_multicast(b_half, b, b_row, term, CLUSTER_MASK);

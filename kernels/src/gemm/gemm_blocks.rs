@@ -5,18 +5,18 @@
 //! threads, while the tensor cores multiply for the other warpgroup. So only 128 terms are added
 //! with the low precision of [`wgmma::multiply`] of 8-bit floats.
 
-use cuda_std::prelude::*;
 use cuda_std::tile::{EmptyStage, Mainloop, Persistent, Turn, Warpgroup, store_rows};
 use cuda_std::wgmma::Factor;
-use cuda_std::{grid, math, tma, wgmma};
-use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap, TensorMapDesc};
+use cuda_std::{tma, wgmma};
+use devcomm_types::TensorMapDesc;
 
 use super::epilogue::{Epilogue, Fused};
-use super::factors::{Factors, Source, origin};
-use super::gemm_wgmma::{CLUSTER, GemmFactor, STAGES, STORE_M, Sums, WARPGROUP_M};
+use super::factors::{Factors, GemmFactor, Source, Sums, origin};
+use super::gemm_wgmma::{CLUSTER, STAGES, STORE_M, WARPGROUP_M};
 use super::hooks::{Hooks, IdleRegisters};
 use super::order::Order;
 use super::stores::{Place, Stores};
+use crate::prelude::*;
 
 /// Terms, and rows of B, that share a scale: the terms of a step, and half of a tile's columns.
 pub const BLOCK: u32 = 128;
@@ -76,9 +76,6 @@ pub unsafe fn product<T: GemmFactor, E: Epilogue>(
 type Products = [f32; 64];
 
 /// Computes the products of 64 rows of A, and of 128 rows of B from `row` on, of a block of terms.
-///
-/// # Safety
-///
 /// A whole warpgroup calls this, with tiles as [`wgmma::multiply`] needs them.
 unsafe fn multiply_block<T: Factor>(
     products: &mut Products,
@@ -91,10 +88,8 @@ unsafe fn multiply_block<T: Factor>(
     unsafe {
         wgmma::fence_operand(products);
         wgmma::fence();
-        let mut term = 0;
-        while term < BLOCK {
+        for term in Strided::new(0, BLOCK, T::TERMS) {
             wgmma::multiply(products, a.columns_from(term), b.columns_from(term), term > 0);
-            term += T::TERMS;
         }
         wgmma::commit_group();
         wgmma::wait_groups::<0>();
@@ -191,18 +186,14 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
             }
             let a = shared.a(stage).rows::<WARPGROUP_M>(group.index() * WARPGROUP_M);
             let tiles = [a.factor(), shared.b(stage).factor()];
-            let mut half = 0;
-            while half < 2 {
+            for half in 0..2 {
                 multiply_block(&mut products, tiles, half as u32 * BLOCK);
-                let mut i = 0;
-                while i < products.len() {
+                for i in 0..products.len() {
                     let sum = &mut sums.blocks_mut()[16 * half + i / 4][i % 4];
                     *sum = math::fma(factors[half][i / 2 % 2], products[i], *sum);
-                    i += 1;
                 }
                 // This is before the next products, which come into the same registers.
                 wgmma::fence_operand(sums);
-                half += 1;
             }
         }
     }
@@ -249,22 +240,15 @@ impl Scales {
         }
     }
 
-    /// Loads the lane's scale for a block of terms.
-    ///
-    /// # Safety
-    ///
-    /// The matrices have the block, and nothing writes them.
+    /// Loads the lane's scale for a block of terms. The matrices have the block, and nothing writes
+    /// them.
     unsafe fn load(&self, block: u32) -> f32 {
         // SAFETY: the caller passes a block below the number of blocks, and the matrices have it.
         unsafe { mem::load(self.first.add(block as usize * self.stride as usize)) }
     }
 
     /// Returns the numbers by which the products are multiplied: for each block of columns, one for
-    /// each of the two rows.
-    ///
-    /// # Safety
-    ///
-    /// The lanes of a warp call this together, with what each of them loaded.
+    /// each of the two rows. The lanes of a warp call this together, with what each of them loaded.
     unsafe fn factors(&self, scale: f32) -> [[f32; 2]; 2] {
         // SAFETY: the caller has all lanes of the warp here.
         let lane = |which| unsafe { warp::warp_shuffle_idx(warp::FULL_MASK, scale, which, 4).0 };

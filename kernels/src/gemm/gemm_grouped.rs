@@ -4,10 +4,7 @@
 //! there too. Rows in no group have no effect, and are not written. Before its first tile, every
 //! block counts the tiles of all groups; a group without rows has none.
 
-use cuda_std::grid;
-use cuda_std::prelude::*;
 use cuda_std::tile::Mainloop;
-use devcomm_types::{GridConstant, TensorMap};
 
 use super::epilogue::Fused;
 use super::factors::Factors;
@@ -16,6 +13,7 @@ use super::groups::{GroupTiles, Groups};
 use super::hooks::{Hooks, IdleRegisters};
 use super::order::Order;
 use super::stores::Stores;
+use crate::prelude::*;
 
 /// Computes `C = A x B^T` for each group of rows of A and C, with an epilogue, for Hopper. B has `n
 /// x k` elements for each group, one after the other. The epilogue's bias is that of all groups.

@@ -3,12 +3,12 @@
 
 use cuda_std::convert::Float;
 use cuda_std::mma::Factor;
-use cuda_std::prelude::*;
 
 use super::epilogue::Fused;
 use super::gemm_mma::{self, Factors, TILE};
 use super::groups::{GroupTiles, Groups};
 use super::order::Position;
+use crate::prelude::*;
 
 /// Computes what [`gemm_grouped`](super::gemm_grouped::gemm_grouped()) does, with the grid and the
 /// block of [`gemm_mma`](super::gemm_mma::gemm_mma()). It cannot be a dependent launch.
@@ -34,14 +34,12 @@ pub unsafe fn gemm_grouped_mma<T: Factor + Float>(
     unsafe {
         let tiles = GroupTiles::<TILE, { gemm_mma::GROUP }>::new(groups, [m, n], columns);
         let (rows, columns) = tiles.extent();
-        let mut tile = thread::block_idx_x();
-        while tile < rows * columns {
+        for tile in thread::blocks_strided(rows * columns) {
             let Position { row, column, group } = tiles.position(tile);
             let b = b.wrapping_add(group.b_row as usize * k as usize);
             let factors = Factors { a, b, m: group.end, n, k };
             let origin = (group.first + row * TILE, column * TILE);
             factors.tile(c, origin, alignment, PLAIN, epilogue);
-            tile += thread::grid_dim_x();
         }
     }
 }

@@ -5,13 +5,12 @@
 //! shared memory for a second block on every GPU.
 
 use cuda_std::convert::Float;
-use cuda_std::hint;
 use cuda_std::mma::Factor;
-use cuda_std::prelude::*;
 use cuda_std::tile::{Matrix, MmaProduct, RegTile, TileOrder};
 
 use super::epilogue::{Epilogue, Fused};
 use super::part::Part;
+use crate::prelude::*;
 
 /// Rows and columns of a tile of C.
 pub const TILE: u32 = 128;
@@ -98,13 +97,11 @@ pub unsafe fn product<T: Factor, E: Epilogue>(
     let factors = Factors { a, b, m, n, k };
     let alignment = factors.row_alignment(transposed);
     let order = TileOrder::<GROUP> { rows: m.div_ceil(TILE), columns: n.div_ceil(TILE) };
-    let mut tile = thread::block_idx_x();
-    while tile < order.count() {
+    for tile in thread::blocks_strided(order.count()) {
         let (row, column) = order.position(tile);
         let origin = (row * TILE, column * TILE);
         // SAFETY: the caller passes the matrices; all threads of the block are here.
         unsafe { factors.tile(c, origin, alignment, transposed, epilogue) };
-        tile += thread::grid_dim_x();
     }
 }
 
@@ -131,11 +128,8 @@ impl<T: Factor> Factors<T> {
         a.min(matrix(self.b, self.n, self.k, tb).row_alignment())
     }
 
-    /// Computes a tile of C, and stores it.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract, and all threads of the block call this, with the rows' `alignment`.
+    /// Computes a tile of C, and stores it. The kernel's contract holds, and all threads of the
+    /// block call this, with the rows' `alignment`.
     pub(super) unsafe fn tile<E: Epilogue>(
         &self,
         c: *mut E::Output,
@@ -170,11 +164,8 @@ impl<T: Factor> Factors<T> {
         }
     }
 
-    /// Returns this warp's sums of a tile.
-    ///
-    /// # Safety
-    ///
-    /// As for [`tile`](Self::tile); [`MmaProduct`] says what the parameters mean.
+    /// Returns this warp's sums of a tile. The conditions are those of [`tile`](Self::tile);
+    /// [`MmaProduct`] says what the parameters mean.
     unsafe fn sums<const ALIGN: u32, const TA: bool, const TB: bool>(
         self,
         origin: (u32, u32),

@@ -11,22 +11,23 @@ use core::marker::PhantomData;
 
 use cuda_std::convert::Half;
 use cuda_std::mbarrier::MBarrier;
-use cuda_std::prelude::*;
 use cuda_std::tile::{
     EmptyStage, IdleWarp, Mainloop, RegisterSplit, Schedule, Scheduler, SharedTile, TileMemory,
     Warpgroup, Work,
 };
 use cuda_std::wgmma::Factor;
-use cuda_std::{cluster, grid, tma, wgmma};
-use devcomm_types::{GridConstant, TensorMap};
+use cuda_std::{tma, wgmma};
 
 use super::epilogue::{Epilogue, Fused, Identity};
 pub use super::shapes::*;
 use super::slices::Slices;
 use super::swapped_tiles::{Block, Target, WARPGROUP_BARRIER};
+use crate::prelude::*;
 
 /// Terms of the sums that a tile in shared memory has.
 const TILE_K: u32 = SharedTile::<bf16, WARPGROUP_N>::COLUMNS;
+/// Terms of one `wgmma`.
+const TERMS: u32 = 16;
 
 /// Computes `C = A x B^T` in bf16 or f16, with an epilogue, for few rows of A, on Hopper.
 ///
@@ -102,11 +103,8 @@ pub unsafe fn product<T: Factor, S: Shape, E: Epilogue<Output: Half>>(
     unsafe { compute::<T, S, E, _>([a, b], c, shape, division, None, epilogue) }
 }
 
-/// Computes what [`product()`] does, with any target, and perhaps with slices.
-///
-/// # Safety
-///
-/// As for [`gemm_swapped()`], and what the epilogue needs.
+/// Computes what [`product()`] does, with any target, and perhaps with slices. The conditions are
+/// those of [`gemm_swapped()`], and what the epilogue needs.
 pub(super) unsafe fn compute<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target>(
     [a, b]: [&TensorMap; 2],
     target: C,
@@ -357,8 +355,7 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
         let factor = self.maps[stage.loader() as usize];
         let part = share.index * quotient(height, share.blocks);
         stage.expect(S::DEPTH * height * 128);
-        let mut depth = 0;
-        while depth < S::DEPTH {
+        for depth in 0..S::DEPTH {
             let to = self.block.tile(stage.number(), skipped, height, depth);
             let term = step * S::K + depth * TILE_K;
             if share.blocks > 1 {
@@ -369,7 +366,6 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
             } else {
                 stage.load(to, factor, row, term);
             }
-            depth += 1;
         }
     }
 
@@ -413,15 +409,13 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
         // SAFETY: a whole warpgroup computes a stage that has arrived.
         unsafe {
             wgmma::fence();
-            let mut term = 0;
-            while term < S::K {
+            for term in Strided::new(0, S::K, TERMS) {
                 let (depth, column) = (term / TILE_K, term % TILE_K);
                 let a = self.block.tile(stage, S::N, S::M, depth).factor();
                 let b = self.block.tile(stage, 0, S::N, depth);
                 let b = b.rows::<WARPGROUP_N>(state.first).factor();
                 let (a, b) = (a.columns_from(column), b.columns_from(column));
                 wgmma::multiply(sums, b, a, !first || term > 0);
-                term += 16; // The terms of one `wgmma`.
             }
             wgmma::commit_group();
         }

@@ -5,14 +5,8 @@
 //! [`Cluster`](super::gemm_swapped::Cluster) and a [`Division`] are columns of C, and their columns
 //! are rows. Rows of C are stored from registers.
 
-use core::marker::PhantomData;
-
 use cuda_std::convert::{Float, Half};
-use cuda_std::prelude::*;
-use cuda_std::vector::Vec16;
 use cuda_std::wgmma::Factor;
-use cuda_std::{mem, warp};
-use devcomm_types::{Element, GridConstant, TensorMap};
 
 use super::epilogue::{Epilogue, Fragment, Fused};
 use super::gemm_swapped::compute;
@@ -21,7 +15,8 @@ use super::shapes::{
     M192N128, M208N128, M224N128, M256N128, STORE_EIGHTS, Shape,
 };
 use super::slices::Slices;
-use super::swapped_tiles::{Block, Sums, Target};
+use super::swapped_tiles::{Block, Groups, Part, Target};
+use crate::prelude::*;
 
 /// Computes `C = A x B^T` in bf16 or f16, with an epilogue, for few columns of C, on Hopper.
 ///
@@ -87,32 +82,22 @@ impl<C: Half + Element> Target for Rows<C> {
     unsafe fn store<T: Factor, S: Shape, E: Epilogue<Output: Half>, P: Epilogue<Output: Half>>(
         self,
         block: &Block<T, S, E>,
-        (first, count): (u32, u32),
-        (column, row): (u32, u32),
-        end: u32,
-        sums: Sums,
+        Groups { first, count, origin: (column, _), mut part }: Groups<S>,
         epilogue: P,
     ) {
         let (n, m) = block.end; // Of the product of B and A.
-        let (warp, lane) = (thread::thread_idx_x() / warp::WARP_SIZE % 4, warp::lane_id());
+        let (lane, row, end) = (warp::lane_id(), part.column, part.end.0);
+        part.end = (m, n);
         let eights = if count - first < STORE_EIGHTS { count - first } else { STORE_EIGHTS };
-        let mut part = Part::<S> {
-            sums,
-            row: row + 16 * warp + lane / 4,
-            column: column + 8 * first + lane % 4 * 2,
-            eights,
-            end: (m, n),
-            shape: PhantomData,
-        };
+        let mut part = Columns { part, eights };
         epilogue.apply(&mut part);
+        let sums = part.part.sums;
         // Of each eight columns of a row, the four lanes of a quad have two each: they exchange
         // them, so that each has all eight of one group.
         let [upper, lower] = [0, 2].map(|half| {
-            [0, 4, 8, 12].map(|eight| {
-                P::Output::pack([part.sums[eight + half], part.sums[eight + half + 1]])
-            })
+            [0, 4, 8, 12].map(|eight| P::Output::pack([sums[eight + half], sums[eight + half + 1]]))
         });
-        let (row, group) = (row + 16 * warp + lane / 4, lane % 4);
+        let group = lane % 4;
         let column = column + 8 * (first + group);
         let store = |words, row: u32| {
             // SAFETY: the caller has all lanes here; eight columns are in C if the first is.
@@ -130,11 +115,7 @@ impl<C: Half + Element> Target for Rows<C> {
 }
 
 /// Returns the `place`-th words of all four lanes of a quad, each of which has four words; `place`
-/// is the lane's place in the quad.
-///
-/// # Safety
-///
-/// All lanes of the warp call it.
+/// is the lane's place in the quad. All lanes of the warp call it.
 unsafe fn transpose(words: [u32; 4], place: u32) -> [u32; 4] {
     let [a, b, c, d] = words;
     let (odd, high) = (place & 1 != 0, place & 2 != 0);
@@ -151,36 +132,31 @@ unsafe fn transpose(words: [u32; 4], place: u32) -> [u32; 4] {
     [a, b, c, d]
 }
 
-/// A thread's sums of up to [`STORE_EIGHTS`] groups of eight columns, from `row` and `column` on.
-struct Part<S> {
-    sums: Sums,
-    row: u32,
-    column: u32,
-    /// The number of groups that are the thread's.
+/// A thread's sums of `eights` groups of eight columns: a part with rows and columns exchanged.
+struct Columns<S> {
+    part: Part<S>,
     eights: u32,
-    end: (u32, u32),
-    shape: PhantomData<S>,
 }
 
-impl<S: Shape> Fragment for Part<S> {
-    const ROWS: u32 = 2;
+impl<S: Shape> Fragment for Columns<S> {
+    const ROWS: u32 = Part::<S>::COLUMNS;
     const COLUMNS: u32 = 2 * STORE_EIGHTS;
     const PAIRS: bool = true;
 
     fn row(&self, i: u32) -> u32 {
-        self.row + 8 * i
+        self.part.column(i)
     }
 
     fn column(&self, j: u32) -> u32 {
         // Columns of groups after the thread's last one belong to other blocks.
-        if j / 2 < self.eights { self.column + 8 * (j / 2) + j % 2 } else { self.end.1 }
+        if j / 2 < self.eights { self.part.row(j) } else { self.part.end.1 }
     }
 
     fn end(&self) -> (u32, u32) {
-        self.end
+        self.part.end
     }
 
     fn sum(&mut self, i: u32, j: u32) -> &mut f32 {
-        &mut self.sums[(4 * (j / 2) + 2 * i + j % 2) as usize]
+        self.part.sum(j, i)
     }
 }

@@ -7,21 +7,17 @@
 //! next tile. The two blocks of a cluster compute tiles that are neighbours in a column: both need
 //! the same rows of B, of which each loads half for both.
 
-use cuda_std::convert::Float;
-use cuda_std::prelude::*;
 use cuda_std::tile::{
-    EmptyStage, IdleWarp, LastRows, Mainloop, Persistent, RegTile, SharedTile, TileMemory, Turn,
-    Warpgroup,
+    EmptyStage, IdleWarp, LastRows, Mainloop, Persistent, TileMemory, Turn, Warpgroup,
 };
-use cuda_std::wgmma::Factor;
-use cuda_std::{grid, hint, mma};
-use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap};
 
 use super::epilogue::{Epilogue, Fused};
-use super::factors::{Factors, STAGE_BYTES, STORE_BYTES, Shared, Source, Tile};
+pub use super::factors::GemmFactor;
+use super::factors::{Factors, STAGE_BYTES, STORE_BYTES, Shared, Source, Sums, Tile};
 use super::hooks::Hooks;
 use super::order::Order;
 use super::stores::{Place, Stores};
+use crate::prelude::*;
 
 /// Rows of a tile of C.
 pub const TILE_M: u32 = 128;
@@ -48,77 +44,6 @@ const STORE_COST_TERMS: u32 = 4 * 64;
 pub(super) const WARPGROUP_M: u32 = 64;
 /// Terms, and rows of A or B, that one load of a transposed factor has.
 pub const TRANSPOSED: u32 = 64;
-
-/// A warp's sums of its rows of a tile.
-pub(super) type Sums = RegTile<f32, 32>;
-
-/// An element type of A and B.
-pub trait GemmFactor: Factor {
-    /// The element type of C in [`gemm_wgmma()`].
-    type Output: Float;
-    /// Whether A and B may be stored transposed.
-    const TRANSPOSABLE: bool = size_of::<Self>() == 2;
-
-    /// Adds the products of a stage, or sets the sums to them if they are the first ones, as a
-    /// group. The factors are a warpgroup's rows of A, and the first rows of B.
-    fn multiply(
-        group: &Warpgroup,
-        sums: &mut Sums,
-        [a, b]: [SharedTile<Self, TRANSPOSED>; 2],
-        transposed: [bool; 2],
-        accumulate: bool,
-    ) {
-        let _: [bool; 2] = transposed;
-        group.multiply(sums, a, b, accumulate);
-    }
-}
-
-/// Adds the products of a stage of factors that may be transposed.
-fn multiply_transposable<T: Factor + mma::Factor>(
-    group: &Warpgroup,
-    sums: &mut Sums,
-    [a, b]: [SharedTile<T, TRANSPOSED>; 2],
-    transposed: [bool; 2],
-    accumulate: bool,
-) {
-    // Each branch commits its group: after the branches `ptxas` would commit a second, empty one,
-    // and a wait for the previous stage's products would also wait for this stage's.
-    let (a_t, b_t) = (a.transposed_factor(), b.transposed_factor());
-    match transposed {
-        [false, false] => group.multiply(sums, a, b, accumulate),
-        [false, true] => group.multiply_factors(sums, a.factor(), b_t, accumulate),
-        [true, false] => group.multiply_factors(sums, a_t, b.factor(), accumulate),
-        [true, true] => group.multiply_factors(sums, a_t, b_t, accumulate),
-    }
-}
-
-macro_rules! transposable {
-    ($($type:ident)*) => { $(
-        impl GemmFactor for $type {
-            type Output = Self;
-
-            fn multiply(
-                group: &Warpgroup,
-                sums: &mut Sums,
-                tiles: [SharedTile<Self, TRANSPOSED>; 2],
-                transposed: [bool; 2],
-                accumulate: bool,
-            ) {
-                multiply_transposable(group, sums, tiles, transposed, accumulate);
-            }
-        }
-    )* };
-}
-
-transposable! { bf16 f16 }
-
-impl GemmFactor for F8E4M3 {
-    type Output = bf16;
-}
-
-impl GemmFactor for F8E5M2 {
-    type Output = bf16;
-}
 
 /// Dynamic shared memory in bytes, with padding for the alignment.
 pub const SHARED: u32 = STAGES * STAGE_BYTES + STORE_BYTES + TileMemory::PADDING;
@@ -205,11 +130,8 @@ pub unsafe fn product<T: GemmFactor, E: Epilogue>(
     }
 }
 
-/// Computes what [`product`] does, and runs a kernel's hooks.
-///
-/// # Safety
-///
-/// The conditions are those of [`product`] and of the hooks.
+/// Computes what [`product`] does, and runs a kernel's hooks. The conditions are those of
+/// [`product`] and of the hooks.
 pub(crate) unsafe fn product_with<T: GemmFactor, E: Epilogue>(
     [a, b, c]: [&TensorMap; 3],
     unaligned: *mut E::Output,

@@ -1,9 +1,9 @@
 //! Groups of rows of a product, each with a B of its own, and the order of their tiles.
 
-use cuda_std::prelude::*;
 use cuda_std::tile::TileOrder;
 
 use super::order::{Group, Position};
+use crate::prelude::*;
 
 /// Parts of the groups, before each of which the rows of tiles are counted: a power of two, for the
 /// binary search. Shared memory has room for this number and the pipeline of `gemm_grouped`.
@@ -25,11 +25,8 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Returns the first row of a group, and the end of its rows, at most `m`.
-    ///
-    /// # Safety
-    ///
-    /// The group is below the count, and nothing writes the offsets and sizes.
+    /// Returns the first row of a group, and the end of its rows, at most `m`. The group is below
+    /// the count, and nothing writes the offsets and sizes.
     unsafe fn rows(&self, group: u32, m: u32) -> (u32, u32) {
         // SAFETY: the caller passes a group below the count, and nothing writes the arrays.
         let (first, size) = unsafe {
@@ -55,12 +52,9 @@ pub(super) struct GroupTiles<const HEIGHT: u32, const GROUP: u32> {
 
 impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
     /// Counts the tiles of groups of `m` rows of A and C, where C has `n` columns, in `columns`
-    /// columns of tiles. Groups end at row `m` at the latest.
-    ///
-    /// # Safety
-    ///
-    /// There is a group, its arrays have elements for each, and nothing writes them any more. All
-    /// threads of the block call this, once.
+    /// columns of tiles. Groups end at row `m` at the latest. There is a group, its arrays have
+    /// elements for each, and nothing writes them any more. All threads of the block call this,
+    /// once.
     pub(super) unsafe fn new(groups: Groups, [m, n]: [u32; 2], columns: u32) -> Self {
         let this = Self { groups, m, n, rows: 0, columns };
         // SAFETY: the caller has all threads of the block here, with arrays that nothing writes.
@@ -78,70 +72,53 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
         self.groups.count.div_ceil(PARTS)
     }
 
-    /// Counts the rows of tiles before each part, and returns the number of all.
-    ///
-    /// # Safety
-    ///
-    /// As for [`new`](Self::new).
+    /// Counts the rows of tiles before each part, and returns the number of all. The conditions are
+    /// those of [`new`](Self::new).
     unsafe fn count_rows(&self) -> u32 {
-        let (thread, lane) = (thread::thread_idx_x(), warp::lane_id());
+        let thread = thread::thread_idx_x();
         let warps = thread::block_dim_x() / warp::WARP_SIZE;
         let sums = shared_array![u32; WARPS];
         let before = Self::before();
         let parts = PARTS.div_ceil(thread::block_dim_x());
         // SAFETY: the caller has all threads here; shared memory has a word per warp and part.
         unsafe {
+            // Ranges of parts would be unrolled.
             let mut own = 0;
-            let mut part = 0;
-            while part < parts {
+            for part in Strided::new(0, parts, 1) {
                 own += self.rows_of_part(thread * parts + part);
-                part += 1;
             }
-            let mut sum = own;
-            let mut distance = 1;
-            while distance < warp::WARP_SIZE {
-                let lower = warp::shuffle_up(sum, distance);
-                sum += if lane >= distance { lower } else { 0 };
-                distance *= 2;
-            }
-            if lane == warp::WARP_SIZE - 1 {
+            let sum = warp_prefix_sum(own);
+            if warp::lane_id() == warp::WARP_SIZE - 1 {
                 mem::store(sums.wrapping_add(warp::warp_id() as usize), sum);
             }
             thread::sync_threads();
-            let (mut at, mut all, mut warp) = (sum - own, 0, 0);
-            while warp < warps {
+            let (mut at, mut all) = (sum - own, 0);
+            for warp in 0..warps {
                 let of_warp = mem::load(sums.wrapping_add(warp as usize));
                 at += if warp < warp::warp_id() { of_warp } else { 0 };
                 all += of_warp;
-                warp += 1;
             }
-            part = 0;
-            while part < parts {
+            for part in Strided::new(0, parts, 1) {
                 let index = thread * parts + part;
                 if index < PARTS {
                     mem::store(before.wrapping_add(index as usize), at);
                 }
                 at += self.rows_of_part(index);
-                part += 1;
             }
             thread::sync_threads();
             all
         }
     }
 
-    /// Returns how many rows of tiles a part has, which may have no groups.
-    ///
-    /// # Safety
-    ///
-    /// As for [`new`](Self::new).
+    /// Returns how many rows of tiles a part has, which may have no groups. The conditions are
+    /// those of [`new`](Self::new).
     unsafe fn rows_of_part(&self, part: u32) -> u32 {
-        let (mut rows, mut group) = (0, part * self.part_len());
-        let end = (group + self.part_len()).min(self.groups.count);
-        while group < end {
+        let (mut rows, begin) = (0, part * self.part_len());
+        let end = (begin + self.part_len()).min(self.groups.count);
+        for group in Strided::new(begin, end, 1) {
             // SAFETY: the group is below the count, and the caller lets nothing write the arrays.
             let (first, end) = unsafe { self.groups.rows(group, self.m) };
             rows += (end - first).div_ceil(HEIGHT);
-            group += 1;
         }
         rows
     }
@@ -152,10 +129,7 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
     }
 
     /// Returns the position of a tile, whose number is below the product of the rows and columns.
-    ///
-    /// # Safety
-    ///
-    /// As for [`new`](Self::new), but any threads may call it.
+    /// The conditions are those of [`new`](Self::new), but any threads may call it.
     pub(super) unsafe fn position(&self, number: u32) -> Position {
         let row = number / self.columns.max(1); // `max` spares the check of the division.
         // The last part with no more rows before it: only empty parts or later rows come after it.

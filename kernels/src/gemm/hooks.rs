@@ -1,10 +1,11 @@
 //! Hooks into the product of large matrices: what a kernel does in addition to it.
 
-use cuda_std::tile::{RegisterSplit, Registers, SharedTile};
-use devcomm_types::TensorMap;
+use cuda_std::tile::{RegisterSplit, Registers};
 
-use super::gemm_wgmma::{CLUSTER, STORE_M, TILE_M, TILE_N};
+use super::gemm_wgmma::{CLUSTER, TILE_M, TILE_N};
 use super::order::Order;
+pub(crate) use super::stores::Store;
+use crate::prelude::*;
 
 /// The steps of [`gemm_wgmma`](super::gemm_wgmma) that a kernel can change, and those that it can
 /// add.
@@ -34,18 +35,9 @@ pub(crate) trait Hooks {
     }
 
     /// Returns the map and the row from which the rows of A of a tile are loaded: by default `a`
-    /// and the tile's `row`. The loading thread calls it for each tile, after `tiles` others, and
-    /// then loads.
-    ///
-    /// # Safety
-    ///
-    /// The loading thread calls it, once for each tile, in the order of the tiles.
-    unsafe fn a_tile<'a>(
-        &'a self,
-        a: &'a TensorMap,
-        _tiles: u32,
-        row: u32,
-    ) -> (&'a TensorMap, u32) {
+    /// and the tile's `row`. The loading thread calls it once for each tile, after `turn` others,
+    /// in the order of the tiles, and then loads.
+    unsafe fn a_tile<'a>(&'a self, a: &'a TensorMap, _turn: u32, row: u32) -> (&'a TensorMap, u32) {
         (a, row)
     }
 
@@ -55,47 +47,28 @@ pub(crate) trait Hooks {
     }
 
     /// Stores a slice of a warp's part of a tile from shared memory: by default to C by the map
-    /// `c`.
-    ///
-    /// # Safety
-    ///
-    /// One lane calls it; the tile is as [`SharedTile::store`] needs it.
+    /// `c`. One lane calls it; the tile is as [`Store::store`] needs it.
     #[track_caller]
-    unsafe fn store_slice<O>(
-        &self,
-        c: &TensorMap,
-        row: u32,
-        column: u32,
-        tile: SharedTile<O, STORE_M>,
-    ) {
+    unsafe fn store_slice<O>(&self, c: &TensorMap, row: u32, column: u32, tile: Store<O>) {
         // SAFETY: the caller passes a tile that was written before a fence, and one lane is here.
         unsafe { tile.store(c, row, column) };
     }
 
     /// Sends a slice of a warp's part of a tile from shared memory, in a bulk group after the group
-    /// of the slices that are stored together.
-    ///
-    /// # Safety
-    ///
-    /// One lane calls it; the tile is as [`SharedTile::store`] needs it.
-    unsafe fn send_slice<O>(&self, _row: u32, _column: u32, _tile: SharedTile<O, STORE_M>) {}
+    /// of the slices that are stored together. One lane calls it; the tile is as [`Store::store`]
+    /// needs it.
+    unsafe fn send_slice<O>(&self, _row: u32, _column: u32, _tile: Store<O>) {}
 
     /// Learns that a multiplying warp has stored its parts of this many tiles. With
     /// [`REPORTS`](Self::REPORTS) one lane calls it.
     fn on_stored(&self, _warp: u32, _tiles: u32) {}
 
-    /// Runs the `index`-th of the warps that neither load nor multiply.
-    ///
-    /// # Safety
-    ///
-    /// All lanes of the warp call it, once.
+    /// Runs the `index`-th of the warps that neither load nor multiply. All lanes of the warp call
+    /// it, once.
     unsafe fn run_idle_warp(&self, _order: Order, _index: u32) {}
 
-    /// Ends the work of a multiplying warp, after all its parts of tiles are stored and sent.
-    ///
-    /// # Safety
-    ///
-    /// All lanes of the warp call it, once.
+    /// Ends the work of a multiplying warp, after all its parts of tiles are stored and sent. All
+    /// lanes of the warp call it, once.
     unsafe fn drain(&self, _order: Order, _warp: u32) {}
 }
 

@@ -1,10 +1,10 @@
 //! The order in which clusters compute the tiles of a large product.
 
-use cuda_std::thread;
 use cuda_std::tile::TileOrder;
 
 use super::gemm_wgmma::{CLUSTER, TILE_M};
 use super::groups::GroupTiles;
+use crate::prelude::*;
 
 /// Rows of clusters' tiles that are computed at the same time.
 const GROUP: u32 = 8;

@@ -1,11 +1,10 @@
 //! A warp's sums of a tile of C, in registers.
 
 use cuda_std::convert::Float;
-use cuda_std::hint;
-use cuda_std::prelude::*;
 use cuda_std::tile::RegTile;
 
 use super::epilogue::Fragment;
+use crate::prelude::*;
 
 /// A thread's part of a warp's sums of `16 * I` rows and `8 * J` columns of C, from `row` and
 /// `column` on. `end` has the end of the rows and that of the columns of C.
@@ -28,21 +27,16 @@ impl<'a, const I: usize, const J: usize> Part<'a, I, J> {
         Self { sums, row: row + lane / 4, column: column + lane % 4 * 2, end }
     }
 
-    /// Rounds and stores the sums that are in C.
-    ///
-    /// # Safety
-    ///
-    /// `c` has the elements of C, and no other thread accesses those of this part.
+    /// Rounds and stores the sums that are in C. `c` has the elements of C, and no other thread
+    /// accesses those of this part.
     pub(crate) unsafe fn store<O: Float>(mut self, c: *mut O) {
         let (m, n) = self.end;
         let aligned = n.is_multiple_of(2) && c.addr().is_multiple_of(size_of::<O::Pair>());
-        let mut i = 0;
-        while i < Self::ROWS {
+        for i in 0..Self::ROWS {
             let row = self.row(i);
             if row < m {
                 let to = c.wrapping_add(row as usize * n as usize);
-                let mut j = 0;
-                while j < Self::COLUMNS {
+                for j in Strided::new(0, Self::COLUMNS, 2) {
                     let column = self.column(j);
                     let pair = [*self.sum(i, j), *self.sum(i, j + 1)];
                     let to = to.wrapping_add(column as usize);
@@ -61,10 +55,8 @@ impl<'a, const I: usize, const J: usize> Part<'a, I, J> {
                             }
                         }
                     }
-                    j += 2;
                 }
             }
-            i += 1;
         }
     }
 }

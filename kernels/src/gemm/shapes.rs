@@ -1,9 +1,10 @@
 //! The shapes of the tiles of [`gemm_swapped`](super::gemm_swapped), and the division of the work
 //! among clusters.
 
-use cuda_std::prelude::*;
 use cuda_std::tile::{MAX_STAGES, Schedule, SharedTile, TileMemory};
 use cuda_std::wgmma;
+
+use crate::prelude::*;
 
 /// Columns of C of a warpgroup: rows of B in one of its tiles.
 pub const WARPGROUP_N: u32 = 64;

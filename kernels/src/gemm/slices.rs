@@ -2,12 +2,10 @@
 //! of a cluster can then share what they load, and any number of blocks can work on a tile.
 
 use cuda_std::atomic::{AtomicU32, Order, Scope};
-use cuda_std::prelude::*;
-use cuda_std::vector::Vec16;
-use cuda_std::{mem, thread};
 
 use super::shapes::{Shape, WARPGROUP_N};
 use super::swapped_tiles::{WARPGROUP_BARRIER, four};
+use crate::prelude::*;
 
 /// The blocks that compute a tile together, each a slice of the terms. The last block to have its
 /// sums adds those of all, in the order of the slices, and stores them. No block waits for another.
@@ -26,12 +24,9 @@ pub struct Slices {
 
 impl Slices {
     /// Adds the sums of all slices of a warpgroup's part of a tile if the other blocks have theirs,
-    /// or else leaves this block's to the last one. Returns whether they were added.
-    ///
-    /// # Safety
-    ///
-    /// The memory is as the fields say, and no other kernel uses it. The multiplying warpgroups of
-    /// the blocks of all slices call it once for the tile, and no block calls it for two tiles.
+    /// or else leaves this block's to the last one. Returns whether they were added. The memory is
+    /// as the fields say, and no other kernel uses it. The multiplying warpgroups of the blocks of
+    /// all slices call it once for the tile, and no block calls it for two tiles.
     pub(super) unsafe fn add<S: Shape>(self, tile: u32, slice: u32, sums: &mut S::Sums) -> bool {
         let (thread, warpgroups) = (thread::thread_idx_x(), S::N / WARPGROUP_N);
         let warpgroup = thread / 128;
@@ -46,11 +41,9 @@ impl Slices {
         // warpgroup, releases and acquires for it, and writes its shared word.
         unsafe {
             let is_last = shared_array![u32; 2].add(warpgroup as usize);
-            let mut eight = 0;
-            while eight < S::M / 8 {
+            for eight in 0..S::M / 8 {
                 let vector = Vec16::<f32>::from_bits(four(sums.as_ref(), eight).map(f32::to_bits));
                 mem::store_vec(place(slice, eight), vector);
-                eight += 1;
             }
             thread::named_barrier_sync(barrier, 128);
             if thread % 128 == 0 {
@@ -66,21 +59,15 @@ impl Slices {
             if mem::load(is_last.cast_const()) == 0 {
                 return false;
             }
-            let mut slice = 0;
-            while slice < self.count {
-                let mut eight = 0;
-                while eight < S::M / 8 {
+            for slice in 0..self.count {
+                for eight in 0..S::M / 8 {
                     let vector = mem::load_vec(place(slice, eight).cast_const()).to_bits();
-                    let mut i = 0;
-                    while i < 4 {
+                    for i in 0..4 {
                         let sum = &mut sums.as_mut()[4 * eight as usize + i];
                         let more = f32::from_bits(vector[i]);
                         *sum = if slice == 0 { more } else { *sum + more };
-                        i += 1;
                     }
-                    eight += 1;
                 }
-                slice += 1;
             }
         }
         true

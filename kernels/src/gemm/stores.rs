@@ -3,18 +3,17 @@
 use core::array;
 
 use cuda_std::convert::Float;
-use cuda_std::prelude::*;
 use cuda_std::tile::{SharedTile, StoresRows, Warpgroup};
-use cuda_std::{hint, tma};
-use devcomm_types::TensorMap;
+use cuda_std::tma;
 
-use super::factors::Shared;
-use super::gemm_wgmma::{GemmFactor, STORE_M, Sums};
+use super::factors::{GemmFactor, Shared, Sums};
+use super::gemm_wgmma::STORE_M;
 use super::hooks::Hooks;
 use super::part::Part;
+use crate::prelude::*;
 
 /// A part of a warp's rows, in shared memory.
-pub(super) type Store<O> = SharedTile<O, STORE_M>;
+pub(crate) type Store<O> = SharedTile<O, STORE_M>;
 /// The number of parts of a warp's rows in shared memory.
 pub(super) const PARTS: u32 = 2;
 
@@ -58,19 +57,13 @@ impl<'a, T: GemmFactor, O: Float, F: Hooks> Stores<'a, T, O, F> {
 
     /// Calls `store` with the column and the memory of each part, from the tile's `first`-th on.
     fn each_part(&self, group: &Warpgroup, column: u32, first: u32, store: impl Fn(u32, Store<O>)) {
-        let mut which = 0;
-        while which < PARTS {
+        for which in 0..PARTS {
             store(column + (first + which) * Store::<O>::COLUMNS, self.part(group, which));
-            which += 1;
         }
     }
 
-    /// Stores a part up to row `end`, element by element.
-    ///
-    /// # Safety
-    ///
-    /// `address` is C's. The lanes of a warp call this together, and write the part again only
-    /// after a barrier.
+    /// Stores a part up to row `end`, element by element. `address` is C's. The lanes of a warp
+    /// call this together, and write the part again only after a barrier.
     unsafe fn store_elements(&self, (row, end): (u32, u32), column: u32, part: Store<O>) {
         const ROWS: u32 = 4;
         let lane = warp::lane_id();
@@ -78,10 +71,8 @@ impl<'a, T: GemmFactor, O: Float, F: Hooks> Stores<'a, T, O, F> {
         let halves = Store::<O>::COLUMNS / warp::WARP_SIZE;
         // Opaque, so that the loop is not unrolled as a whole, for which registers are too few.
         let end = hint::opaque(m.saturating_sub(row).min(STORE_M));
-        let mut first = 0;
-        while first < end {
-            let mut i = 0;
-            while i < ROWS * halves {
+        for first in Strided::new(0, end, ROWS) {
+            for i in 0..ROWS * halves {
                 let (r, c) = (first + i / halves, i % halves * warp::WARP_SIZE + lane);
                 let (row, column) = (row + r, column + c);
                 if row < m && column < self.n {
@@ -95,9 +86,7 @@ impl<'a, T: GemmFactor, O: Float, F: Hooks> Stores<'a, T, O, F> {
                         }
                     }
                 }
-                i += 1;
             }
-            first += ROWS;
         }
     }
 }

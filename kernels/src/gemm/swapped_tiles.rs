@@ -5,16 +5,14 @@ use core::marker::PhantomData;
 
 use cuda_std::convert::Half;
 use cuda_std::mbarrier::MBarrier;
-use cuda_std::prelude::*;
 use cuda_std::tile::{Schedule, SharedTile, TileMemory};
-use cuda_std::vector::Vec16;
+use cuda_std::tma;
 use cuda_std::wgmma::Factor;
-use cuda_std::{cluster, tma};
-use devcomm_types::TensorMap;
 
 use super::epilogue::{Epilogue, Fragment};
 use super::shapes::{Division, STORE_EIGHTS, STORE_M, Shape, WARPGROUP_N};
 use super::slices::Slices;
+use crate::prelude::*;
 
 /// The named barrier of the first warpgroup.
 pub(super) const WARPGROUP_BARRIER: u32 = 1;
@@ -54,20 +52,12 @@ pub(super) trait Target: Copy {
     /// Prefetches what a store needs.
     fn prefetch(self);
 
-    /// Applies the epilogue to up to [`STORE_EIGHTS`] of `count` groups of eight rows, from the
-    /// `first` on, and stores them. `sums` are a thread's sums of these groups. Group 0 begins at
-    /// `origin`, and rows from `end` on are not stored.
-    ///
-    /// # Safety
-    ///
-    /// C is as the kernel needs it, and a whole warpgroup calls this.
+    /// Applies the epilogue to groups of eight rows, and stores them. C is as the kernel needs it,
+    /// and a whole warpgroup calls this.
     unsafe fn store<T: Factor, S: Shape, E: Epilogue<Output: Half>, P: Epilogue<Output: Half>>(
         self,
         block: &Block<T, S, E>,
-        groups: (u32, u32),
-        origin: (u32, u32),
-        end: u32,
-        sums: Sums,
+        groups: Groups<S>,
         epilogue: P,
     );
 }
@@ -125,11 +115,7 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     }
 
     /// Returns whether `sums` become a warpgroup's sums of all terms, as they do in the block that
-    /// is the last one to have the sums of its slice.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Slices::add`].
+    /// is the last one to have the sums of its slice. The conditions are those of [`Slices::add`].
     pub(super) unsafe fn has_all(&self, tile: u32, sums: &mut S::Sums) -> bool {
         let Some(slices) = self.slices else { return true };
         let (tile, slice) = self.tile_and_slice(tile);
@@ -151,11 +137,8 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         self.division.sums + 16 * (group * 2 * S::N + thread::thread_idx_x())
     }
 
-    /// Sends the sums of the `split`-th split tile, to each block of the cluster its share.
-    ///
-    /// # Safety
-    ///
-    /// The multiplying warpgroups of all blocks of the cluster call it, and then
+    /// Sends the sums of the `split`-th split tile, to each block of the cluster its share. The
+    /// multiplying warpgroups of all blocks of the cluster call it, and then
     /// [`store_received`](Self::store_received).
     pub(super) unsafe fn send(&self, sums: &[f32], split: u32) {
         if self.division.sums == 0 {
@@ -166,8 +149,7 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
             self.drained.wait((split - 1) % 2);
         }
         let (mut block, mut eight) = (0, 0);
-        let mut i = 0;
-        while i < S::M / 8 {
+        for i in 0..S::M / 8 {
             let value = Vec16::<f32>::from_bits(four(sums, i).map(f32::to_bits));
             let slot = self.slot(self.schedule.rank, eight);
             // SAFETY: each thread has slots of its own in each block, whose last sums were read.
@@ -182,16 +164,12 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
             if eight == self.share() {
                 (block, eight) = (block + 1, 0);
             }
-            i += 1;
         }
     }
 
     /// Applies the epilogue to a tile of this origin, and stores it: its `sums`, or the block's
-    /// share of the `split`-th split tile.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Target::store`], and for a split tile [`store_received`](Self::store_received).
+    /// share of the `split`-th split tile. The conditions are those of [`Target::store`], and for a
+    /// split tile [`store_received`](Self::store_received).
     pub(super) unsafe fn store_tile<C: Target, P: Epilogue<Output: Half>>(
         &self,
         target: C,
@@ -206,16 +184,8 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
                 return self.store_received(target, split, origin, epilogue);
             }
             if P::SENDS_EARLY {
-                let mut first = 0;
-                while first < S::M / 8 {
-                    let sums = groups_from::<S>(sums, first);
-                    epilogue.send_early(&mut self.part(
-                        first,
-                        origin,
-                        self.end_of_tile(origin),
-                        sums,
-                    ));
-                    first += STORE_EIGHTS;
+                for first in Strided::new(0, S::M / 8, STORE_EIGHTS) {
+                    epilogue.send_early(&mut self.whole_groups(sums, first, origin).part);
                 }
             }
             // The calls are written out, as a loop of this length would not be unrolled.
@@ -230,11 +200,8 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         }
     }
 
-    /// Adds and stores the block's share of the `split`-th split tile.
-    ///
-    /// # Safety
-    ///
-    /// As for [`send`](Self::send), which was called before.
+    /// Adds and stores the block's share of the `split`-th split tile. The conditions are those of
+    /// [`send`](Self::send), which was called before.
     pub(super) unsafe fn store_received<C: Target, P: Epilogue<Output: Half>>(
         &self,
         target: C,
@@ -257,56 +224,42 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         let row = row + 8 * begin;
         // The other blocks store the rows after these.
         let end = self.end.0.min(row + 8 * count);
-        let mut first = 0;
-        while P::SENDS_EARLY && first < count {
+        for first in Strided::new(0, if P::SENDS_EARLY { count } else { 0 }, STORE_EIGHTS) {
             // SAFETY: the slots were received.
             let sums = unsafe { self.add_received(first, count) };
-            epilogue.send_early(&mut self.part(first, (row, column), end, sums));
-            first += STORE_EIGHTS;
+            epilogue.send_early(&mut self.groups((first, count), (row, column), end, sums).part);
         }
-        let mut first = 0;
-        while first < count {
+        for first in Strided::new(0, count, STORE_EIGHTS) {
             // SAFETY: the caller is a whole warpgroup; the slots from `first` on were received.
             unsafe {
                 let sums = self.add_received(first, count);
-                target.store(self, (first, count), (row, column), end, sums, epilogue);
+                let groups = self.groups((first, count), (row, column), end, sums);
+                target.store(self, groups, epilogue);
             }
-            first += STORE_EIGHTS;
         }
     }
 
     /// Returns this thread's sums of up to [`STORE_EIGHTS`] of `count` groups of eight rows of the
-    /// block's share, from the `first` on, over all blocks of the cluster.
-    ///
-    /// # Safety
-    ///
-    /// The sums of all blocks for these groups were received.
+    /// block's share, from the `first` on, over all blocks of the cluster. The sums of all blocks
+    /// for these groups were received.
     unsafe fn add_received(&self, first: u32, count: u32) -> Sums {
         let mut sums = [0.0; 4 * STORE_EIGHTS as usize];
-        let mut eight = 0;
-        while eight < STORE_EIGHTS {
+        for eight in 0..STORE_EIGHTS {
             let mut from = 0;
             while from < self.schedule.splits && first + eight < count {
                 // SAFETY: the slots are this thread's, and were received.
                 let sent = unsafe { self.memory.read::<f32>(self.slot(from, first + eight)) };
-                let mut i = 0;
-                while i < 4 {
+                for i in 0..4 {
                     sums[4 * eight as usize + i] += f32::from_bits(sent.to_bits()[i]);
-                    i += 1;
                 }
                 from += 1;
             }
-            eight += 1;
         }
         sums
     }
 
     /// Stores [`STORE_EIGHTS`] groups of eight rows of a whole tile of this origin, from the
-    /// `FIRST` on, if it has them.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Target::store`].
+    /// `FIRST` on, if it has them. The conditions are those of [`Target::store`].
     unsafe fn store_whole<const FIRST: u32, C: Target>(
         &self,
         target: C,
@@ -315,10 +268,21 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         epilogue: impl Epilogue<Output: Half>,
     ) {
         if FIRST < S::M / 8 {
-            let (sums, end) = (groups_from::<S>(all, FIRST), self.end_of_tile(origin));
             // SAFETY: the caller is a whole warpgroup, and the target's memory is C.
-            unsafe { target.store(self, (FIRST, S::M / 8), origin, end, sums, epilogue) };
+            unsafe { target.store(self, self.whole_groups(all, FIRST, origin), epilogue) };
         }
+    }
+
+    /// Returns groups of a whole tile of this origin, from the `first` on.
+    fn whole_groups(&self, all: &S::Sums, first: u32, origin: (u32, u32)) -> Groups<S> {
+        let (all, from) = (all.as_ref(), 4 * first as usize);
+        let mut sums = [0.0; 4 * STORE_EIGHTS as usize];
+        for i in 0..sums.len() {
+            if from + i < all.len() {
+                sums[i] = all[from + i];
+            }
+        }
+        self.groups((first, S::M / 8), origin, self.end_of_tile(origin), sums)
     }
 
     /// Returns the end of the rows of a whole tile of this origin that an epilogue may read or
@@ -328,17 +292,23 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         if ends_with_part { self.end.0 } else { self.end.0.min(row + S::M) }
     }
 
-    /// Returns a thread's sums of groups of eight rows from the `first` on. Group 0 begins at `row`
-    /// and `column`, and rows from `end` on are not stored.
-    fn part(&self, first: u32, (row, column): (u32, u32), end: u32, sums: Sums) -> Part<S> {
+    /// Returns groups of eight rows with these sums.
+    fn groups(
+        &self,
+        (first, count): (u32, u32),
+        (row, column): (u32, u32),
+        end: u32,
+        sums: Sums,
+    ) -> Groups<S> {
         let (warp, lane) = (thread::thread_idx_x() / warp::WARP_SIZE % 4, warp::lane_id());
-        Part {
+        let part = Part {
             sums,
             row: row + 8 * first + lane % 4 * 2,
             column: column + 16 * warp + lane / 4,
             end: (end, self.end.1),
             shape: PhantomData,
-        }
+        };
+        Groups { first, count, origin: (row, column), part }
     }
 }
 
@@ -351,10 +321,7 @@ impl Target for &TensorMap {
     unsafe fn store<T: Factor, S: Shape, E: Epilogue<Output: Half>, P: Epilogue<Output: Half>>(
         self,
         block: &Block<T, S, E>,
-        (first, count): (u32, u32),
-        (row, column): (u32, u32),
-        end: u32,
-        sums: Sums,
+        Groups { first, count, origin: (row, column), mut part }: Groups<S>,
         epilogue: P,
     ) {
         let thread = thread::thread_idx_x();
@@ -364,7 +331,6 @@ impl Target for &TensorMap {
             let index = buffer * STORE_EIGHTS + eight;
             block.memory.tile(block.division.stages * S::STAGE + index * Eight::<P::Output>::BYTES)
         };
-        let mut part = block.part(first, (row, column), end, sums);
         epilogue.apply(&mut part);
         // SAFETY: the caller is a whole warpgroup, and guarantees C. The buffer is written after
         // its previous stores have read it, and read after it is written. The previous tile's last
@@ -376,12 +342,10 @@ impl Target for &TensorMap {
                 tma::wait_stores_read::<1>();
             }
             thread::named_barrier_sync(WARPGROUP_BARRIER + warpgroup, 128);
-            let mut eight = 0;
-            while eight < STORE_EIGHTS {
+            for eight in 0..STORE_EIGHTS {
                 if first + eight < count {
                     place(eight).store_transposed(warp, lane, four(&part.sums, eight));
                 }
-                eight += 1;
             }
             tma::fence_async_shared();
             thread::named_barrier_sync(WARPGROUP_BARRIER + warpgroup, 128);
@@ -405,25 +369,22 @@ pub(super) fn four(sums: &[f32], eight: u32) -> [f32; 4] {
 /// A thread's sums that are stored together.
 pub(super) type Sums = [f32; 4 * STORE_EIGHTS as usize];
 
-/// Returns the part of a thread's sums of a whole tile that is stored together, from the `first`
-/// group of eight rows on.
-fn groups_from<S: Shape>(all: &S::Sums, first: u32) -> Sums {
-    let (all, first) = (all.as_ref(), 4 * first as usize);
-    let mut sums = [0.0; 4 * STORE_EIGHTS as usize];
-    let mut i = 0;
-    while i < sums.len() && first + i < all.len() {
-        sums[i] = all[first + i];
-        i += 1;
-    }
-    sums
+/// Up to [`STORE_EIGHTS`] of the `count` groups of eight rows of a tile, from the `first` on.
+pub(super) struct Groups<S> {
+    pub(super) first: u32,
+    pub(super) count: u32,
+    /// The row and the column at which group 0 begins.
+    pub(super) origin: (u32, u32),
+    /// A thread's sums of these groups.
+    pub(super) part: Part<S>,
 }
 
-/// A thread's [`Sums`], from `row` and `column` on.
-struct Part<S> {
-    sums: Sums,
+/// A thread's [`Sums`], from `row` and `column` on. Rows from `end.0` on are not stored.
+pub(super) struct Part<S> {
+    pub(super) sums: Sums,
     row: u32,
-    column: u32,
-    end: (u32, u32),
+    pub(super) column: u32,
+    pub(super) end: (u32, u32),
     shape: PhantomData<S>,
 }
 

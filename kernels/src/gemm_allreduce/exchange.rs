@@ -10,12 +10,11 @@
 use core::marker::PhantomData;
 
 use cuda_std::atomic::{AtomicU32, Order, Scope};
-use cuda_std::prelude::*;
-use nccl_device::{BarrierIndex, Coop, DevComm, Epoch, Flag, LsaPtr, MemoryOrder, Team, Window};
 
-use super::partial::{MOST_FRAGMENTS, Partial, SCALED};
-use super::partial_tile::PartialTile;
+use super::partial::{MOST_FRAGMENTS, Partial, SCALED, add_scaled};
 use super::tiles::{COLUMNS, STRIP_ROWS, STRIPS, Strip, Tiles};
+use crate::files::collectives::elements::Elements;
+use crate::prelude::*;
 use crate::scale::Scale;
 
 /// Words before the flags in their window: the number of blocks that have ended, the epoch of the
@@ -59,12 +58,12 @@ fn warps_done() -> *mut u32 {
 pub(super) struct Exchange<'a, W> {
     comm: &'a DevComm,
     team: Team,
-    tiles: Tiles,
-    c: Window<bf16>,
+    pub(super) tiles: Tiles,
+    pub(super) c: Window<bf16>,
     partials: Window<u32>,
     flags: Window<u32>,
     epoch: u32,
-    local_only: bool,
+    pub(super) local_only: bool,
     wire: PhantomData<W>,
 }
 
@@ -74,11 +73,7 @@ impl<'a, W: Partial> Exchange<'a, W> {
     const SLOT: usize = slot_words::<W>();
 
     /// Begins a launch. Every thread of the block calls it, then the block's barrier. A single rank
-    /// exchanges nothing.
-    ///
-    /// # Safety
-    ///
-    /// The windows are as in the kernel's contract.
+    /// exchanges nothing. The windows are as in the kernel's contract.
     pub(super) unsafe fn new(
         comm: &'a DevComm,
         tiles: Tiles,
@@ -132,24 +127,14 @@ impl<'a, W: Partial> Exchange<'a, W> {
         element_words::<W>() + (number * SCALES + row) as usize
     }
 
-    /// Returns the destination of this rank's sums of a strip.
-    pub(super) fn partial_tile(&self, strip: Strip) -> PartialTile<W> {
+    /// Returns the slot of this rank's sums of a strip, in the owner's workspace.
+    pub(super) fn outgoing(&self, strip: Strip) -> *mut u32 {
         let slot = self.slot(strip, self.team.rank);
-        // SAFETY: the slot is in the window.
-        let partial = unsafe {
-            let base = self.partials.lsa(self.owner(strip)).as_ptr();
-            base.add(slot * Self::SLOT)
-        };
-        let Tiles { m, n } = self.tiles;
-        let (local_only, wire) = (self.local_only, PhantomData);
-        PartialTile { c: self.c.local(), partial, strip, m, n, local_only, wire }
+        self.partials.lsa(self.owner(strip)).as_ptr().wrapping_add(slot * Self::SLOT)
     }
 
     /// Sets the flag of this rank's sums of a strip. The 128 threads that stored the sums call it
     /// together; `barrier` is a named barrier for them, and `rank` the thread's index among them.
-    ///
-    /// # Safety
-    ///
     /// The sums are stored, and the flag is set once per launch.
     pub(super) unsafe fn announce(&self, strip: Strip, barrier: u32, rank: u32) {
         if self.local_only || strip.row >= self.tiles.m {
@@ -164,42 +149,37 @@ impl<'a, W: Partial> Exchange<'a, W> {
     }
 
     /// Reduces this block's share of the strips that the rank owns, and stores the results to all
-    /// ranks. Each warp repeatedly takes the next 16 rows that no warp has taken.
-    ///
-    /// # Safety
-    ///
-    /// Every warp of the block calls it, all lanes together, once per launch.
+    /// ranks. Each warp repeatedly takes the next 16 rows that no warp has taken. Every warp of the
+    /// block calls it, all lanes together, once per launch.
     pub(super) unsafe fn reduce(&self) {
         if self.local_only {
             return;
         }
         let (rank, n_ranks) = (self.team.rank as u32, self.team.n_ranks as u32);
         let strips = self.tiles.count() * STRIPS;
-        loop {
-            let mut item = 0;
+        // SAFETY: the caller's warp is here with all lanes. After the block's barrier, the words in
+        // shared memory change only here.
+        unsafe {
+            let next = AtomicU32::from_ptr(next_group());
+            loop {
+                let is_first = warp::lane_id() == 0;
+                let item = if is_first { next.fetch_add(1, Order::Relaxed, Scope::Cta) } else { 0 };
+                let item = warp::shuffle_idx(item, 0);
+                let owned = thread::block_idx_x() + item / GROUPS * thread::grid_dim_x();
+                let number = owned * n_ranks + rank;
+                if number >= strips {
+                    break;
+                }
+                let (strip, i) = (self.tiles.strip(number), item % GROUPS);
+                if strip.row + ROWS * i < self.tiles.m {
+                    self.wait_for(strip);
+                    self.reduce_rows(strip, i); // Only this warp has taken the rows.
+                }
+            }
             if warp::lane_id() == 0 {
-                // SAFETY: after the block's barrier, the word in shared memory changes only here.
-                let next = unsafe { AtomicU32::from_ptr(next_group()) };
-                item = next.fetch_add(1, Order::Relaxed, Scope::Cta);
+                let warps_done = AtomicU32::from_ptr(warps_done());
+                warps_done.fetch_add(1, Order::Relaxed, Scope::Cta); // Read after a barrier.
             }
-            // SAFETY: all lanes take part.
-            let item = unsafe { warp::shuffle_idx(item, 0) };
-            let owned = thread::block_idx_x() + item / GROUPS * thread::grid_dim_x();
-            let number = owned * n_ranks + rank;
-            if number >= strips {
-                break;
-            }
-            let (strip, i) = (self.tiles.strip(number), item % GROUPS);
-            if strip.row + ROWS * i < self.tiles.m {
-                self.wait_for(strip);
-                // SAFETY: all ranks' sums have arrived, and only this warp has taken the rows.
-                unsafe { self.reduce_rows(strip, i) };
-            }
-        }
-        if warp::lane_id() == 0 {
-            // SAFETY: after the block's barrier, the word in shared memory changes only here.
-            let warps_done = unsafe { AtomicU32::from_ptr(warps_done()) };
-            warps_done.fetch_add(1, Order::Relaxed, Scope::Cta); // Read after a barrier.
         }
     }
 
@@ -218,18 +198,14 @@ impl<'a, W: Partial> Exchange<'a, W> {
         });
     }
 
-    /// Reduces 16 rows of a strip, from row `16 * i` on.
-    ///
-    /// # Safety
-    ///
-    /// As for [`reduce`](Self::reduce); the sums of all ranks have arrived.
+    /// Reduces 16 rows of a strip, from row `16 * i` on. The conditions are those of
+    /// [`reduce`](Self::reduce); the sums of all ranks have arrived.
     unsafe fn reduce_rows(&self, strip: Strip, i: u32) {
         let slots = [0, 1].map(|source| self.slot(strip, source) * Self::SLOT);
         let stride = slots[1] - slots[0];
         let columns = WIDTH * W::FRAGMENTS as u32;
         // A lane takes the columns of one vector's fragments in two rows.
-        let mut item = warp::lane_id();
-        while item < ROWS / 2 * Self::VECTORS {
+        for item in Strided::new(warp::lane_id(), ROWS / 2 * Self::VECTORS, warp::WARP_SIZE) {
             let (vector, row) = (item % Self::VECTORS, item / Self::VECTORS);
             let (j, column) = (vector * W::FRAGMENTS as u32, strip.column + vector * columns);
             if column < self.tiles.n {
@@ -245,77 +221,47 @@ impl<'a, W: Partial> Exchange<'a, W> {
                     self.store(row + 8, column, bottom);
                 }
             }
-            item += warp::WARP_SIZE;
         }
     }
 
     /// Returns the sums over the ranks, in their order, of two rows of a vector's fragments. The
     /// first rank's four vectors are at `from`, and those of each next rank are `stride` words
-    /// after them, as are its `scales`.
-    ///
-    /// # Safety
-    ///
-    /// The elements have arrived from every rank.
+    /// after them, as are its `scales`. The elements have arrived from every rank.
     unsafe fn sums(&self, from: *const u32, scales: *const u32, stride: usize) -> [Sums; 2] {
         let mut sums = [[[0.0; WIDTH as usize]; MOST_FRAGMENTS]; 2];
-        let mut source = 0;
-        while source < self.team.n_ranks as usize {
+        for source in 0..self.team.n_ranks as usize {
             let scales = match W::HAS_SCALES {
                 // SAFETY: the caller has waited for every rank's elements and their scales.
                 true => Scale::unpack(unsafe { mem::load(scales.add(source * stride)) }),
                 false => [1.0; 2],
             };
-            let mut lane = 0;
-            while lane < 4 {
+            for lane in 0..4 {
                 // SAFETY: the caller has waited for every rank's elements.
                 let part = unsafe { mem::load_vec(from.add(source * stride + 4 * lane).cast()) };
                 let part = W::unpack(part);
-                let mut i = 0;
-                while i < W::FRAGMENTS {
-                    // Two columns of the upper row, and two of the lower row.
-                    let [a, b, c, d] = part[i];
-                    sums[0][i][2 * lane] += a * scales[0];
-                    sums[0][i][2 * lane + 1] += b * scales[0];
-                    sums[1][i][2 * lane] += c * scales[1];
-                    sums[1][i][2 * lane + 1] += d * scales[1];
-                    i += 1;
+                for i in 0..W::FRAGMENTS {
+                    let rows = sums.each_mut().map(|row| &mut row[i]);
+                    add_scaled(rows, lane, part[i], scales);
                 }
-                lane += 1;
             }
-            source += 1;
         }
         sums
     }
 
     /// Rounds a row of a vector's fragments, and stores the elements that are in C to every rank.
-    ///
-    /// # Safety
-    ///
     /// Only this thread stores these elements.
     unsafe fn store(&self, row: u32, column: u32, sums: Sums) {
         let Tiles { m, n } = self.tiles;
         if row >= m {
             return;
         }
-        let words = sums.map(|sums| bf16::narrow(sums).to_bits());
+        let vectors = sums.map(bf16::narrow);
         for peer in self.team.all_from_self() {
-            let c = self.c.lsa(peer);
-            let mut i = 0;
-            while i < W::FRAGMENTS {
-                let column = column + WIDTH * i as u32;
-                let at = row as usize * n as usize + column as usize;
-                // SAFETY: only this thread stores the elements, as the caller guarantees. If `n` is
-                // a multiple of 8, rows are 16-byte aligned whole vectors.
-                unsafe {
-                    if column >= n {
-                        // Beyond C.
-                    } else if n.is_multiple_of(WIDTH) {
-                        c.store_vec(at, Vec16::from_bits(words[i]));
-                    } else {
-                        store_elements(c, at, words[i], n - column);
-                    }
-                }
-                i += 1;
+            let row = self.c.lsa(peer).as_ptr().wrapping_add(row as usize * n as usize);
+            for i in 0..W::FRAGMENTS {
+                let at = (column / WIDTH) as usize + i;
+                // SAFETY: only this thread stores the elements, as the caller guarantees.
+                unsafe { Elements::new(row, n as usize).store(at, vectors[i]) };
             }
         }
     }
@@ -324,11 +270,8 @@ impl<'a, W: Partial> Exchange<'a, W> {
     /// every rank. The last block ends the epoch. Every thread of the block calls it.
     ///
     /// A block exits here if one of its warps exited because the host aborted its wait. It must not
-    /// arrive at the peers' barrier: they would take its strips of C for complete.
-    ///
-    /// # Safety
-    ///
-    /// Called once per launch, after [`reduce`](Self::reduce).
+    /// arrive at the peers' barrier: they would take its strips of C for complete. It is called
+    /// once per launch, after [`reduce`](Self::reduce).
     pub(super) unsafe fn finish(&self) {
         if self.local_only {
             return;
@@ -347,20 +290,3 @@ impl<'a, W: Partial> Exchange<'a, W> {
 
 /// A row of the fragments of a vector; fragments that it does not have are 0.
 type Sums = [[f32; WIDTH as usize]; MOST_FRAGMENTS];
-
-/// Stores the first `len` of eight elements, or all eight.
-///
-/// # Safety
-///
-/// The elements are in the window, and only this thread stores them.
-unsafe fn store_elements(c: LsaPtr<bf16>, at: usize, words: [u32; 4], len: u32) {
-    let mut i = 0;
-    while i < 8 {
-        if (i as u32) < len {
-            let bits = (words[i / 2] >> (16 * (i % 2))) as u16;
-            // SAFETY: the caller passes elements in the window that only this thread stores.
-            unsafe { c.store(at + i, bf16::from_bits(bits)) };
-        }
-        i += 1;
-    }
-}

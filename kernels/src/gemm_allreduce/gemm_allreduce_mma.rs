@@ -1,13 +1,11 @@
 //! The product in strips: `mma.sync` by warps, on tiles that threads copy by `cp.async`.
 
-use cuda_std::prelude::*;
 use cuda_std::tile::{Matrix, MmaProduct};
-use devcomm_types::F8E4M3;
-use nccl_device::{DevComm, Window};
 
 use super::exchange::{Exchange, FIRST_FLAG, slot_words};
 use super::partial::Partial;
 use super::tiles::{COLUMNS, STRIPS, TILE_ROWS, Tiles};
+use crate::prelude::*;
 
 /// Stages of the pipeline.
 const STAGES: u32 = 4;
@@ -99,32 +97,25 @@ pub unsafe fn gemm_allreduce_mma<W: Partial>(
     }
 }
 
-/// Computes the tiles of this block and stores the sums to the owners.
-///
-/// # Safety
-///
-/// The kernel's contract, and the first [`COMPUTING`] threads of the block call it.
+/// Computes the tiles of this block and stores the sums to the owners. The kernel's contract holds,
+/// and the first [`COMPUTING`] threads of the block call it.
 unsafe fn compute<W: Partial>(exchange: &Exchange<'_, W>, product: Product, tiles: Tiles) {
     let thread = thread::thread_idx_x();
     let half = thread / 128;
     // A strip is divided among 2 x 2 warps, each with 32 rows and 64 columns.
     let warp = thread / warp::WARP_SIZE % 4;
     let (i, j) = (warp / 2 * 2, warp % 2 * 8);
-    let mut tile = thread::block_idx_x();
-    while tile < tiles.count() {
+    for tile in thread::blocks_strided(tiles.count()) {
         // SAFETY: the caller is all computing threads; a strip is announced once, after its sums.
         unsafe {
-            let sums =
+            let mut sums =
                 product.sums::<16, 2, 8>(tiles.origin(tile), (half * 64 + i * 16, j * 8), || {
                     thread::named_barrier_sync(COMPUTE_BARRIER, COMPUTING);
                 });
             let strip = tiles.strip(STRIPS * tile + half);
-            let partial_tile = exchange.partial_tile(strip);
-            partial_tile.store::<8>(i, j, |x| sums[0].blocks()[x]);
-            partial_tile.store::<8>(i + 1, j, |x| sums[1].blocks()[x]);
+            exchange.send(strip, (i, j), &mut sums);
             exchange.announce(strip, STRIP_BARRIER + half, thread % 128);
         }
-        tile += thread::grid_dim_x();
     }
 }
 

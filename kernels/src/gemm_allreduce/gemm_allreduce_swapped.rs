@@ -5,17 +5,12 @@
 //! the sums are stored: all of a tile is sent before any of it is received. A vector has the sums
 //! as they lie in registers.
 
-use cuda_std::grid;
-use cuda_std::prelude::*;
-use cuda_std::vector::{Accumulate, Vec16};
-use devcomm_types::{GridConstant, TensorMap};
-use nccl_device::{ANY_RANKS, Coop, DevComm, Lamport, LamportMemory, LamportSlots, message};
-
 use crate::files::gemm::epilogue::{Epilogue, Fragment};
 use crate::files::gemm::gemm_swapped::{
     Division, M8N64, M8N128, M16N64, M16N128, M32N64, M32N128, M48N128, M64N64, M64N128, M80N128,
     M96N64, M128N64, M128N128, Shape, WARPGROUP_N, product,
 };
+use crate::prelude::*;
 
 /// The most vectors of sums that a thread stores together.
 const VECTORS: usize = 2;
@@ -100,9 +95,6 @@ impl<const N: usize> Exchange<'_, N> {
     }
 
     /// Returns the sum over the ranks, in their order, of a slot's vectors: this rank's is `mine`.
-    ///
-    /// # Safety
-    ///
     /// The peers' threads send to the slot, and this one receives.
     unsafe fn sum(&self, session: &Lamport<'_, N>, slot: u32, mine: Vec16<bf16>) -> [f32; 8] {
         let own = self.comm.lsa_team().rank as usize;
@@ -130,13 +122,11 @@ impl<const N: usize> Exchange<'_, N> {
 
     /// Replaces the sums of a thread's `i`-th vector.
     fn replace<F: Fragment>(sums: &mut F, i: usize, by: [f32; 8]) {
-        let mut lane = 0;
-        while lane < by.len() {
+        for lane in 0..by.len() {
             let (row, column) = Self::place(i, lane);
             if row < F::ROWS {
                 *sums.sum(row, column) = by[lane];
             }
-            lane += 1;
         }
     }
 
@@ -148,13 +138,11 @@ impl<const N: usize> Exchange<'_, N> {
     /// Returns a thread's `i`-th vector, as peers receive it.
     fn vector<F: Fragment>(sums: &mut F, i: usize) -> Vec16<bf16> {
         let mut wide = [0.0; 8];
-        let mut lane = 0;
-        while lane < wide.len() {
+        for lane in 0..wide.len() {
             let (row, column) = Self::place(i, lane);
             if row < F::ROWS {
                 wide[lane] = *sums.sum(row, column);
             }
-            lane += 1;
         }
         message(bf16::narrow(wide))
     }
@@ -173,24 +161,21 @@ impl<const N: usize> Epilogue for Exchange<'_, N> {
 
     fn send_early<F: Fragment>(&self, sums: &mut F) {
         let Some(session) = &self.session else { return };
-        let mut i = 0;
-        while i < VECTORS {
+        for i in 0..VECTORS {
             if let Some(slot) = self.slot(sums, i) {
-                let (vector, mut distance) = (Self::vector(sums, i), 1);
-                while distance < self.ranks() {
+                let vector = Self::vector(sums, i);
+                for distance in 1..self.ranks() {
                     // SAFETY: the slot is one of those used, and this thread's.
                     unsafe { session.send(distance, slot, vector) };
-                    distance += 1;
                 }
             }
-            i += 1;
         }
     }
 
     fn apply<F: Fragment>(&self, sums: &mut F) {
         let Some(session) = &self.session else { return };
-        let mut i = 0;
         if N != 2 {
+            let mut i = 0; // A range would be unrolled.
             while i < VECTORS {
                 if let Some(slot) = self.slot(sums, i) {
                     let mine = Self::vector(sums, i);
@@ -205,11 +190,10 @@ impl<const N: usize> Epilogue for Exchange<'_, N> {
         // SAFETY: the peer's thread sends to these slots, and this one receives.
         let theirs: [_; VECTORS] =
             unsafe { session.receive_several(peer, |i| self.slot(sums, i), 0) };
-        while i < VECTORS {
+        for i in 0..VECTORS {
             let mut wide = bf16::widen(Self::vector(sums, i));
             bf16::add(&mut wide, theirs[i]);
             Self::replace(sums, i, wide);
-            i += 1;
         }
     }
 

@@ -23,13 +23,8 @@
 
 use core::ptr::null_mut;
 
-use cuda_std::prelude::*;
-use cuda_std::tile::SharedTile;
-use cuda_std::{grid, hint};
-use devcomm_types::{GridConstant, TensorMap};
 use nccl_device::{
-    DevComm, Everyone, LamportMemory, Owners, PeerColumn, PeerMatrix, PeerTiles, RowOwners,
-    TileOwners, Window, message_word,
+    Everyone, Owners, PeerColumn, PeerMatrix, PeerTiles, RowOwners, TileOwners, message_word,
 };
 
 use super::quantised::Quantised;
@@ -39,8 +34,9 @@ use crate::files::gemm::factors::origin;
 use crate::files::gemm::gemm_wgmma::{
     CLUSTER, IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, TILE_M, TILE_N, product_with,
 };
-use crate::files::gemm::hooks::{AddingRegisters, Hooks};
+use crate::files::gemm::hooks::{AddingRegisters, Hooks, Store};
 use crate::files::gemm::order::{Order, cluster, clusters};
+use crate::prelude::*;
 
 /// Rows of a cluster's tile.
 pub const CLUSTER_M: u32 = CLUSTER * TILE_M;
@@ -178,12 +174,9 @@ impl Ordered for RowOwners {
     }
 }
 
-/// Computes a product, with an epilogue, and adds it over the ranks.
-///
-/// # Safety
-///
-/// As for [`gemm_wgmma`](crate::gemm::gemm_wgmma::gemm_wgmma()) of bf16, and as [`PeerTiles::new`]
-/// says. All threads of the block call it.
+/// Computes a product, with an epilogue, and adds it over the ranks. The conditions are those of
+/// [`gemm_wgmma`](crate::gemm::gemm_wgmma::gemm_wgmma()) of bf16 and of [`PeerTiles::new`]. All
+/// threads of the block call it.
 unsafe fn compute_summed<O: Owners, const N: usize>(
     maps: [&TensorMap; 3],
     extents: [u32; 3],
@@ -230,18 +223,12 @@ impl<O: Ordered, const N: usize> Hooks for PeerTiles<'_, O, N> {
     }
 
     #[track_caller]
-    unsafe fn store_slice<T>(
-        &self,
-        c: &TensorMap,
-        row: u32,
-        column: u32,
-        tile: SharedTile<T, STORE_M>,
-    ) {
+    unsafe fn store_slice<T>(&self, c: &TensorMap, row: u32, column: u32, tile: Store<T>) {
         // SAFETY: the caller is one lane, with a tile that was written before a fence.
         unsafe { self.keep(c, row, column, tile) };
     }
 
-    unsafe fn send_slice<T>(&self, row: u32, column: u32, tile: SharedTile<T, STORE_M>) {
+    unsafe fn send_slice<T>(&self, row: u32, column: u32, tile: Store<T>) {
         // SAFETY: the caller is one lane with a stored tile; the launches before this have ended.
         unsafe { self.send(row, column, tile) };
     }

@@ -58,8 +58,8 @@ pub mod gemm_allreduce_mma;
 pub mod gemm_allreduce_swapped;
 pub mod gemm_allreduce_wide;
 mod partial;
-mod partial_tile;
 mod quantised;
+mod send;
 mod tiles;
 
 pub use gemm_allreduce_mma::GemmWorkspace;

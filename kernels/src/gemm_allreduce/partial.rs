@@ -1,11 +1,9 @@
 //! The types in which partial sums are sent to the rank that adds them.
 
-use cuda_std::prelude::*;
-use cuda_std::vector::{Accumulate, Vec16};
-use devcomm_types::F8E4M3;
+use crate::prelude::*;
 
 /// A lane's elements of a fragment: two of a row, and two of the eighth row after it.
-pub(super) type Elements = [f32; 4];
+type Elements = [f32; 4];
 /// Columns that share a scale, of each row.
 pub(super) const SCALED: u32 = 64;
 /// The most fragments of which a lane has the elements in a vector.
@@ -27,6 +25,20 @@ pub trait Partial: Accumulate<Acc = f32> {
     fn unpack(vector: Vec16<Self>) -> [[f32; 4]; 4];
 }
 
+/// Adds a lane's elements, times the scales of their two rows, to the `lane`-th two sums of each
+/// row.
+pub(super) fn add_scaled(
+    [upper, lower]: [&mut [f32; 8]; 2],
+    lane: usize,
+    [a, b, c, d]: Elements,
+    [top, bottom]: [f32; 2],
+) {
+    upper[2 * lane] += a * top;
+    upper[2 * lane + 1] += b * top;
+    lower[2 * lane] += c * bottom;
+    lower[2 * lane + 1] += d * bottom;
+}
+
 macro_rules! partials {
     ($($type:ident $has_scales:literal;)*) => { $(
         impl Partial for $type {
@@ -34,20 +46,16 @@ macro_rules! partials {
 
             fn pack(fragment: impl Fn(usize) -> Elements) -> Vec16<Self> {
                 let mut wide = [0.0; Vec16::<Self>::LANES];
-                let mut i = 0;
-                while i < Self::FRAGMENTS {
+                for i in 0..Self::FRAGMENTS {
                     [wide[4 * i], wide[4 * i + 1], wide[4 * i + 2], wide[4 * i + 3]] = fragment(i);
-                    i += 1;
                 }
                 Self::narrow(wide)
             }
 
             fn unpack(vector: Vec16<Self>) -> [Elements; MOST_FRAGMENTS] {
                 let (wide, mut fragments) = (Self::widen(vector), [[0.0; 4]; MOST_FRAGMENTS]);
-                let mut i = 0;
-                while i < Self::FRAGMENTS {
+                for i in 0..Self::FRAGMENTS {
                     fragments[i] = [wide[4 * i], wide[4 * i + 1], wide[4 * i + 2], wide[4 * i + 3]];
-                    i += 1;
                 }
                 fragments
             }

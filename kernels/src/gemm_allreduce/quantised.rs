@@ -7,19 +7,18 @@
 //! scales has the exponents of the rows' scales for [`SCALED`] columns, a byte for each.
 
 use cuda_std::atomic::Scope;
-use cuda_std::grid;
-use cuda_std::prelude::*;
+use cuda_std::collective::segment_reduce;
 use cuda_std::tile::SharedTile;
-use devcomm_types::{F8E4M3, TensorMap};
-use nccl_device::{Lamport, Owners, PeerMatrix, PeerPlace, PeerTiles, message_word};
+use nccl_device::{Owners, PeerMatrix, PeerPlace, PeerTiles, message_word};
 
 use super::gemm_allreduce_wide::tiles;
-use super::partial::{Partial, SCALED};
+use super::partial::{Partial, SCALED, add_scaled};
 use crate::files::gemm::epilogue::{Epilogue, Fragment};
 use crate::files::gemm::factors::origin;
 use crate::files::gemm::gemm_wgmma::{IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, TILE_N};
-use crate::files::gemm::hooks::{AddingRegisters, Hooks};
+use crate::files::gemm::hooks::{AddingRegisters, Hooks, Store};
 use crate::files::gemm::order::{Order, cluster, clusters};
+use crate::prelude::*;
 use crate::scale::Scale;
 
 /// Columns and slots of a tile that is sent: a warp's part has two such tiles.
@@ -83,11 +82,6 @@ pub(super) struct Quantised<'a> {
 }
 
 impl Quantised<'_> {
-    fn session(&self) -> Lamport<'_, 2> {
-        // SAFETY: the kernel's caller guarantees the slots; the launches before this have ended.
-        unsafe { self.peers.join() }
-    }
-
     /// Returns where this rank's workspace has the vector of a slot.
     fn own_vector(&self, slot: u32) -> *mut u32 {
         self.own.wrapping_add(4 * slot as usize)
@@ -100,11 +94,8 @@ impl Quantised<'_> {
         (row < m && column < n).then(|| part + column / COLUMNS % 2 * SLOTS)
     }
 
-    /// Adds both ranks' parts of a tile from `row` and `column` on.
-    ///
-    /// # Safety
-    ///
-    /// The kernel's contract, and one warp calls it, after this rank's part was stored in `own`.
+    /// Adds both ranks' parts of a tile from `row` and `column` on. The kernel's contract holds,
+    /// and one warp calls it, after this rank's part was stored in `own`.
     unsafe fn add(&self, session: &Lamport<'_, 2>, row: u32, column: u32) {
         let Self { m, n, .. } = *self;
         if row >= m {
@@ -126,12 +117,10 @@ impl Quantised<'_> {
         unsafe {
             let load = |slot| mem::load_vec_relaxed(self.own_vector(slot).cast(), Scope::Gpu);
             let mut ours = [Vec16::<F8E4M3>::from_bits([0; 4]); VECTORS];
-            let mut i = 0;
-            while i < VECTORS {
+            for i in 0..VECTORS {
                 if let Some(slot) = vector(i) {
                     ours[i] = load(slot);
                 }
-                i += 1;
             }
             let our_scales = load(scales).to_bits();
             // The last vector that is received has the scales.
@@ -154,11 +143,8 @@ impl Quantised<'_> {
     }
 
     /// Adds four vectors of both ranks, this one's first, and stores the sums, for which the order
-    /// does not matter. A word has the exponents of the scales of their upper or lower rows.
-    ///
-    /// # Safety
-    ///
-    /// Only this thread stores these elements of C.
+    /// does not matter. A word has the exponents of the scales of their upper or lower rows. Only
+    /// this thread stores these elements of C.
     unsafe fn store(
         &self,
         row: u32,
@@ -167,36 +153,24 @@ impl Quantised<'_> {
         scales: [[u32; 2]; 2],
     ) {
         let Self { c, m, n, .. } = *self;
-        let mut i = 0;
-        while i < 4 {
+        for i in 0..4 {
             let mut sums = [[0.0; 8]; 2];
-            let mut rank = 0;
-            while rank < 2 {
+            for rank in 0..2 {
                 let scale = |word: u32| Scale::from_byte(word >> (8 * i) & 0xff).value();
-                let ([top, bottom], elements) =
+                let (scales, elements) =
                     (scales[rank].map(scale), F8E4M3::unpack(vectors[rank][i]));
-                let mut lane = 0;
-                while lane < 4 {
-                    let [a, b, c, d] = elements[lane];
-                    sums[0][2 * lane] += a * top;
-                    sums[0][2 * lane + 1] += b * top;
-                    sums[1][2 * lane] += c * bottom;
-                    sums[1][2 * lane + 1] += d * bottom;
-                    lane += 1;
+                for lane in 0..4 {
+                    add_scaled(sums.each_mut(), lane, elements[lane], scales);
                 }
-                rank += 1;
             }
-            let mut half = 0;
-            while half < 2 {
+            for half in 0..2 {
                 let row = row + i as u32 + 8 * half as u32;
                 if row < m && column < n {
                     let to = c.wrapping_add(row as usize * n as usize + column as usize);
                     // SAFETY: only this thread stores the elements; rows are aligned to 16 bytes.
                     unsafe { mem::store_vec(to, bf16::narrow(sums[half])) };
                 }
-                half += 1;
             }
-            i += 1;
         }
     }
 }
@@ -209,31 +183,22 @@ impl Epilogue for Quantised<'_> {
         let lane = warp::lane_id();
         // The scales of the lane's two rows, for the columns whose scales the lane sends.
         let mut mine = [0; 2];
-        let mut block = 0;
-        while block < F::COLUMNS / (2 * PAIRS) {
-            let mut row = 0;
-            while row < 2 {
-                let (mut largest, mut j) = (0_f32, 0);
-                while j < 2 * PAIRS {
+        for block in 0..F::COLUMNS / (2 * PAIRS) {
+            for row in 0..2 {
+                let mut largest = 0_f32;
+                for j in 0..2 * PAIRS {
                     largest = largest.max(sums.sum(row, 2 * PAIRS * block + j).abs());
-                    j += 1;
                 }
                 // SAFETY: all lanes of the warp call this together.
-                let scale = unsafe {
-                    largest = largest.max(warp::shuffle_xor(largest, 1));
-                    Scale::of(largest.max(warp::shuffle_xor(largest, 2)))
-                };
-                let (inverse, mut j) = (scale.inverse(), 0);
-                while j < 2 * PAIRS {
+                let scale = Scale::of(unsafe { segment_reduce::<4, _>(largest, f32::max) });
+                let inverse = scale.inverse();
+                for j in 0..2 * PAIRS {
                     *sums.sum(row, 2 * PAIRS * block + j) *= inverse;
-                    j += 1;
                 }
                 if lane % 4 == block {
                     mine[row as usize] = scale.byte();
                 }
-                row += 1;
             }
-            block += 1;
         }
         // A word has the scales of four rows.
         let [top, bottom] = mine.map(|scale| {
@@ -252,7 +217,7 @@ impl Epilogue for Quantised<'_> {
             // SAFETY: the kernel's caller guarantees the slots, of which this one is this lane's.
             unsafe {
                 mem::store_vec(self.own_vector(slot).cast(), vector);
-                self.session().send(1, slot, vector);
+                self.peers.join().send(1, slot, vector);
             }
         }
     }
@@ -270,23 +235,17 @@ impl Hooks for Quantised<'_> {
     }
 
     #[track_caller]
-    unsafe fn store_slice<O>(
-        &self,
-        _: &TensorMap,
-        row: u32,
-        column: u32,
-        tile: SharedTile<O, STORE_M>,
-    ) {
+    unsafe fn store_slice<O>(&self, _: &TensorMap, row: u32, column: u32, tile: Store<O>) {
         if let Some(slot) = self.tile(row, column) {
             // SAFETY: one lane is here, with a tile after a fence; the slot is this warp's.
             unsafe { tile.store_bulk(self.own_vector(slot)) };
         }
     }
 
-    unsafe fn send_slice<O>(&self, row: u32, column: u32, tile: SharedTile<O, STORE_M>) {
+    unsafe fn send_slice<O>(&self, row: u32, column: u32, tile: Store<O>) {
         if let Some(slot) = self.tile(row, column) {
             // SAFETY: one lane is here, with a tile after a fence; the peer's slot is this warp's.
-            unsafe { self.session().send_tile(1, slot, tile) };
+            unsafe { self.peers.join().send_tile(1, slot, tile) };
         }
     }
 
@@ -300,8 +259,8 @@ impl Hooks for Quantised<'_> {
         unsafe {
             let session = self.peers.begin();
             let end = tiles(order).saturating_sub(1); // `drain` adds the last tile.
-            let (mut tile, mut part) = (0, index);
-            while tile < end {
+            let mut part = index;
+            for tile in 0..end {
                 let (row, column) = origin(order, cluster() + tile * clusters());
                 while part < MULTIPLYING_WARPS {
                     self.peers.wait_stored(part, tile);
@@ -310,7 +269,6 @@ impl Hooks for Quantised<'_> {
                 }
                 // The warps take turns with the parts of all tiles.
                 part -= MULTIPLYING_WARPS;
-                tile += 1;
             }
         }
     }

@@ -4,6 +4,7 @@ use core::marker::PhantomData;
 
 use super::{RegTile, SharedTile, Warpgroup};
 use crate::convert::Float;
+use crate::strided::Strided;
 use crate::{tma, warp};
 
 /// Parts that a warp stores at a time.
@@ -117,8 +118,7 @@ impl<T: Float, P: Copy, const BLOCKS: usize> LastRows<T, P, BLOCKS> {
         kernel: &impl StoresRows<Element = T, Place = P>,
     ) {
         self.tiles = before + 1;
-        let mut first = 0;
-        while first < Self::PARTS {
+        for first in Strided::new(0, Self::PARTS, PARTS_PER_STORE) {
             let begin = (first / PARTS_PER_STORE) as usize * WORDS;
             let word = |i| kernel.encode(T::word(begin + i, |i| sums.blocks()[i / 4][i % 4]));
             if first < Self::AT_ONCE {
@@ -127,13 +127,10 @@ impl<T: Float, P: Copy, const BLOCKS: usize> LastRows<T, P, BLOCKS> {
                 }
                 write(group, kernel, word);
             } else {
-                let mut i = 0;
-                while i < WORDS {
+                for i in 0..WORDS {
                     self.pending[i] = word(i);
-                    i += 1;
                 }
             }
-            first += PARTS_PER_STORE;
         }
     }
 
@@ -176,23 +173,19 @@ pub fn store_rows<O: StoresRows, const BLOCKS: usize>(
     place: O::Place,
     kernel: &O,
 ) {
-    let mut first = 0;
-    while first < LastRows::<O::Element, O::Place, BLOCKS>::PARTS {
+    for first in Strided::new(0, LastRows::<O::Element, O::Place, BLOCKS>::PARTS, PARTS_PER_STORE) {
         let begin = (first / PARTS_PER_STORE) as usize * WORDS;
         write(group, kernel, |i| O::Element::word(begin + i, |i| sums.blocks()[i / 4][i % 4]));
         kernel.store(group, place, first);
-        first += PARTS_PER_STORE;
     }
 }
 
 /// Writes two parts to shared memory; `word` returns this lane's words of them.
 fn write(group: &Warpgroup, kernel: &impl StoresRows, word: impl Fn(usize) -> u32) {
     group.wait_until_read();
-    let mut which = 0;
-    while which < PARTS_PER_STORE {
+    for which in 0..PARTS_PER_STORE {
         let first = which as usize * (WORDS / PARTS_PER_STORE as usize);
         // SAFETY: the lanes of the warp call this together, and the parts are the warp's.
         unsafe { kernel.part(group, which).store_words(warp::lane_id(), |i| word(first + i)) };
-        which += 1;
     }
 }

@@ -4,6 +4,7 @@ use core::marker::PhantomData;
 
 use super::{PipelineState, RegTile};
 use crate::mma::{self, Factor};
+use crate::strided::Strided;
 use crate::{arch, async_copy, hint, mem, thread, warp};
 
 /// A row-major matrix of 16-bit elements in global memory.
@@ -50,11 +51,9 @@ impl<T: Factor> Matrix<T> {
             match ALIGN {
                 16 => arch::copy_16_async(to, from(0).cast(), inside(0)),
                 4 => {
-                    let mut i = 0;
-                    while i < 8 {
+                    for i in Strided::new(0, 8, 2) {
                         let to = arch::shared_offset(to, 2 * i);
                         arch::copy_4_async(to, from(i).cast(), inside(i));
-                        i += 2;
                     }
                 }
                 _ => {
@@ -140,22 +139,18 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
                 THREADS / (ROWS / 8)
             };
             let (r, c) = (8 * (thread % (ROWS / 8)), thread / (ROWS / 8));
-            let mut first = 0;
-            while first < Self::COLUMNS {
+            for first in Strided::new(0, Self::COLUMNS, columns) {
                 let to = self.chunk(r, first + c);
                 // SAFETY: the caller's contract; the chunk is in the tile.
                 unsafe { matrix.copy_8::<ALIGN>(to, column + first + c, row + r) };
-                first += columns;
             }
             return;
         }
         let (r, c) = (thread / CHUNKS, 8 * (thread % CHUNKS));
-        let mut first = 0;
-        while first < ROWS {
+        for first in Strided::new(0, ROWS, rows) {
             let to = self.rows_from(first).chunk(r, c);
             // SAFETY: the caller's contract; the chunk is in the tile.
             unsafe { matrix.copy_8::<ALIGN>(to, row + first + r, column + c) };
-            first += rows;
         }
     }
 
@@ -383,31 +378,23 @@ impl<
     ) {
         const { assert!(J.is_multiple_of(2), "columns are loaded in groups of 16") };
         let (a, b) = self.tiles(state);
-        let mut term = 0;
-        while term < MmaTile::<T, M>::COLUMNS {
+        for term in Strided::new(0, MmaTile::<T, M>::COLUMNS, 16) {
             // SAFETY: the caller passes rows that the matrices have, and all threads of the block
             // take part.
             unsafe {
                 let mut rows = [[0; 4]; I];
-                let mut i = 0;
-                while i < I {
+                for i in 0..I {
                     rows[i] = a.load_a(row + 16 * i as u32, term, self.lane);
-                    i += 1;
                 }
-                let mut j = 0;
-                while j < J {
+                for j in Strided::new(0, J, 2) {
                     let [left, right] = b.load_b(column + 8 * j as u32, term, self.lane);
-                    let mut i = 0;
-                    while i < I {
+                    for i in 0..I {
                         let sums = sums[i].blocks_mut();
                         mma::m16n8k16::<T>(&mut sums[j], rows[i], left);
                         mma::m16n8k16::<T>(&mut sums[j + 1], rows[i], right);
-                        i += 1;
                     }
-                    j += 2;
                 }
             }
-            term += 16;
         }
     }
 }

@@ -98,12 +98,10 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
     /// neighbours: columns are even.
     pub fn for_each_pair(&self, mut f: impl FnMut(u32, u32, [T; 2])) {
         let (row, column) = lane_origin();
-        let mut block = 0;
-        while block < BLOCKS {
+        for block in 0..BLOCKS {
             let ([a, b, c, d], column) = (self.0[block], column + 8 * block as u32);
             f(row, column, [a, b]);
             f(row + 8, column, [c, d]);
-            block += 1;
         }
     }
 
@@ -162,10 +160,8 @@ impl<T: Copy, const BLOCKS: usize> RegTile<T, BLOCKS> {
         };
         // The methods of arrays would leave large arrays on the stack.
         let mut result = [mapped(0); BLOCKS];
-        let mut block = 1;
-        while block < BLOCKS {
+        for block in 1..BLOCKS {
             result[block] = mapped(block);
-            block += 1;
         }
         RegTile(result)
     }
@@ -195,11 +191,9 @@ impl<T: WarpShuffleValue, const BLOCKS: usize> RegTile<T, BLOCKS> {
     pub unsafe fn reduce_rows(&self, op: impl Fn(T, T) -> T) -> RegRows<T> {
         let [a, b, c, d] = self.0[0];
         let mut rows = [op(a, b), op(c, d)];
-        let mut block = 1;
-        while block < BLOCKS {
+        for block in 1..BLOCKS {
             let [a, b, c, d] = self.0[block];
             rows = [op(rows[0], op(a, b)), op(rows[1], op(c, d))];
-            block += 1;
         }
         // The four lanes of a row are neighbours.
         // SAFETY: the caller's contract.
@@ -216,15 +210,13 @@ impl<T: WarpShuffleValue, const BLOCKS: usize> RegTile<T, BLOCKS> {
     #[must_use]
     pub unsafe fn reduce_columns(&self, op: impl Fn(T, T) -> T) -> RegColumns<T, BLOCKS> {
         let mut columns = [[self.0[0][0]; 2]; BLOCKS];
-        let mut block = 0;
-        while block < BLOCKS {
+        for block in 0..BLOCKS {
             let [a, b, c, d] = self.0[block];
             columns[block] = [op(a, c), op(b, d)].map(|column| {
                 // Lanes of the same columns are four apart.
                 // SAFETY: the caller's contract.
                 unsafe { exchange(exchange(exchange(column, 4, &op), 8, &op), 16, &op) }
             });
-            block += 1;
         }
         RegColumns(columns)
     }
@@ -289,11 +281,9 @@ impl<const BLOCKS: usize> RegTile<f32, BLOCKS> {
     #[must_use]
     pub fn round<T: Half, const N: usize>(&self, first: usize) -> RegPairs<T, N> {
         let mut pairs = RegPairs::ZERO;
-        let mut block = 0;
-        while block < N {
+        for block in 0..N {
             let [a, b, c, d] = self.0[first + block];
             pairs.0[block] = [T::pack([a, b]), T::pack([c, d])];
-            block += 1;
         }
         pairs
     }
@@ -307,11 +297,9 @@ impl<T: Half, const BLOCKS: usize> RegPairs<T, BLOCKS> {
     /// its low half.
     #[must_use]
     pub fn map_words(mut self, f: impl Fn(u32) -> u32) -> Self {
-        let mut block = 0;
-        while block < BLOCKS {
+        for block in 0..BLOCKS {
             let [upper, lower] = self.0[block];
             self.0[block] = [f(upper), f(lower)];
-            block += 1;
         }
         self
     }

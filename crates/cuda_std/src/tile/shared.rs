@@ -279,8 +279,7 @@ impl<T: Float> SharedTile<T, 16> {
         // A lane gives the address of a row of one of four matrices: eight rows, the eight below
         // them, then the same of the next eight columns.
         let row = lane % 16;
-        let mut pair = 0;
-        while pair < 4 {
+        for pair in 0..4 {
             let chunk = 2 * pair + lane / 16;
             let offset = row * 128 + ((chunk ^ (row % 8)) << 4);
             let first = 4 * pair as usize;
@@ -290,7 +289,6 @@ impl<T: Float> SharedTile<T, 16> {
                 let words = [word(first), word(first + 1), word(first + 2), word(first + 3)];
                 arch::store_matrices(to, words);
             }
-            pair += 1;
         }
     }
 
@@ -303,8 +301,7 @@ impl<T: Float> SharedTile<T, 16> {
     unsafe fn store_pairs(self, lane: u32, word: impl Fn(usize) -> u32) {
         // From word `4 * j` on come two neighbours of the `j`-th eight columns, and then the two
         // neighbours eight rows below them.
-        let mut pair = 0;
-        while pair < 8 {
+        for pair in 0..8 {
             let row = lane / 4 + 8 * (pair % 2);
             let chunk = pair / 2 * 2 + lane % 4 / 2;
             let offset = row * 128 + ((chunk ^ (row % 8)) << 4) + lane % 2 * 8;
@@ -314,7 +311,6 @@ impl<T: Float> SharedTile<T, 16> {
                 let to = arch::shared_offset(self.address, offset);
                 arch::store_shared_pair(to, [word(first), word(first + 1)]);
             }
-            pair += 1;
         }
     }
 }

@@ -4,6 +4,7 @@ use devcomm_types::TensorMap;
 
 use super::{RegTile, SharedTile};
 use crate::convert::Half;
+use crate::strided::Strided;
 use crate::wgmma::{self, Factor, Layout, Sums};
 use crate::{thread, tma, warp};
 
@@ -68,11 +69,9 @@ impl Warpgroup {
         // main loop has waited.
         unsafe {
             order_sums();
-            let mut term = 0;
-            while term < SharedTile::<T, 64>::COLUMNS {
+            for term in Strided::new(0, SharedTile::<T, 64>::COLUMNS, T::TERMS) {
                 let (a, b) = (a.columns_from(term), b.columns_from(term));
                 wgmma::multiply(sums, a, b, accumulate || term > 0);
-                term += T::TERMS;
             }
             wgmma::commit_group();
         }
@@ -97,13 +96,11 @@ impl Warpgroup {
             tma::wait_stores_read::<0>();
         }
         self.sync();
-        let mut block = 0;
-        while block < BLOCKS {
+        for block in 0..BLOCKS {
             let rows = through.rows::<8>(8 * block as u32);
             // SAFETY: the warpgroup calls this together, and the tile is its own, as the
             // implementation of `Mainloop` promises. The previous store has read it.
             unsafe { sums.store_transposed(block, rows) };
-            block += 1;
         }
         tma::fence_async_shared();
         self.sync();
