@@ -70,24 +70,25 @@ impl<P: Copy + FromStr + Display> Decisions<P> {
     ) -> Explanation<P> {
         let known = self.decided.borrow().get(&extents);
         known.unwrap_or_else(|| {
-            let chosen = [
-                (self.set.get(), "as it was set"),
-                (self.measured.borrow().get(&extents).copied(), "as it was measured"),
-                (self.tuned.plan(extents), "as this machine measured"),
-            ];
-            let mut chosen = chosen
-                .into_iter()
-                .filter_map(|(plan, reason)| Some(Explanation { plan: plan?, reason }));
-            let decision = chosen.find(|chosen| can(chosen.plan)).unwrap_or_else(choose);
+            let decision = self.chosen(extents).find(|how| can(how.plan)).unwrap_or_else(choose);
             self.decided.borrow_mut().insert(extents, decision);
             decision
         })
     }
 
+    /// Returns the plans that were chosen for a shape, and why, in their order.
+    fn chosen(&self, extents: Extents) -> impl Iterator<Item = Explanation<P>> {
+        let chosen = [
+            (self.set.get(), "as it was set"),
+            (self.measured.borrow().get(&extents).copied(), "as it was measured"),
+            (self.tuned.plan(extents), "as this machine measured"),
+        ];
+        chosen.into_iter().filter_map(|(plan, reason)| Some(Explanation { plan: plan?, reason }))
+    }
+
     /// Returns whether a plan was set or measured for a shape.
     pub(crate) fn has_choice(&self, extents: Extents) -> bool {
-        let is_measured = || self.measured.borrow().contains_key(&extents);
-        self.set.get().is_some() || is_measured() || self.tuned.plan(extents).is_some()
+        self.chosen(extents).next().is_some()
     }
 
     /// Sets a plan for all shapes, or none, and forgets all decisions. These depend on which plans

@@ -48,9 +48,10 @@ impl Collectives {
         root: usize,
         stream: &Stream,
     ) -> Result<()> {
-        let buffers = (send.clone(), recv.device_slice());
+        let buffers = (send, recv.device_slice());
         let exchange = Exchange::new(self, Pattern::Broadcast { root }, buffers);
-        self.run(&exchange, stream, || self.communicator.broadcast(send, recv, root, stream))
+        let send = || exchange.send.clone();
+        self.run(&exchange, stream, || self.communicator.broadcast(send(), recv, root, stream))
     }
 
     /// Stores chunk `r` of rank `i`'s `send` to chunk `i` of rank `r`'s `recv`; both have the same

@@ -311,16 +311,11 @@ impl<F: Fusion> FusedGemm<F> {
         added: &Added<bf16>,
         shape: [usize; 3],
     ) -> Result<Operands> {
-        let (extents, [_, n, k], context) = (F::extents(shape)?, shape, self.base.context());
-        let ([rows_a, rows_c], [a, b, c]) = (self.fusion.rows(&self.base, extents)?, &slices);
-        F::require_c(&self.base, c, [rows_c, n])?;
-        let addresses = [
-            address(context, "A", a, rows_a, k)?,
-            address(context, "B", b, n, k)?,
-            address(context, "C", c, rows_c, n)?,
-        ];
-        let epilogue = added.args(context, [rows_c, n])?;
-        let matrices = Matrices { epilogue, ..Matrices::plain(addresses, extents) };
+        let (extents, [_, n, _], [a, b, c]) = (F::extents(shape)?, shape, &slices);
+        let [rows_of_a, rows_of_c] = self.fusion.rows(&self.base, extents)?;
+        F::require_c(&self.base, c, [rows_of_c, n])?;
+        let rows = [rows_of_a, n, rows_of_c];
+        let matrices = Matrices::checked(self.base.context(), extents, (a, b, c), rows, added)?;
         Ok(Operands { slices, matrices, extents, has_epilogue: !added.is_nothing() })
     }
 

@@ -121,19 +121,14 @@ impl GroupedGemm {
         let of_b = count.saturating_mul(n);
         Extents::new([m, of_b, k])?;
         let (extents, context) = (Extents::new(shape)?, self.stream.context());
-        let slices = (a.device_slice(), b.device_slice(), c.device_slice());
-        let addresses = [
-            address(context, "A", &slices.0, m, k)?,
-            address(context, "B", &slices.1, of_b, k)?,
-            address(context, "C", &slices.2, m, n)?,
-        ];
+        let slices = (&a.device_slice(), &b.device_slice(), &c.device_slice());
+        let (rows, added) = ([m, of_b, m], Added { activation, ..Added::NOTHING });
+        let matrices = Matrices::checked(context, extents, slices, rows, &added)?;
         let groups = GroupsArgs {
             count: count as u32,
             offsets: address(context, "the groups' offsets", &groups.offsets, count, 1)?,
             sizes: address(context, "the groups' sizes", &groups.sizes, count, 1)?,
         };
-        let mut matrices = Matrices::plain(addresses, extents);
-        matrices.epilogue = Added::<T> { activation, ..Added::NOTHING }.args(context, [m, n])?;
         let Matrices { a, b, c, shape, epilogue, .. } = matrices;
         let ([m, n, k], count, target) = (shape, groups.count, self.compiled.on(&self.stream));
         // SAFETY: `address` has checked that the buffers have the elements; memory that is dropped

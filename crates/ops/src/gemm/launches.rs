@@ -1,7 +1,6 @@
 //! The launches of the kernels of products.
 
 use devcomm_host::{DataType, TensorMap, TensorMapDesc};
-use devcomm_kernels::gemm::epilogue::FusedArgs;
 use devcomm_kernels::gemm::gemm_swapped::{self as swapped, Cluster, Division, Shape};
 use devcomm_kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide, slices};
 use half::f16;
@@ -9,7 +8,7 @@ use half::f16;
 use super::element::{GemmElement, GemmOutput, ScaledElement, no_kernel};
 use super::model::ResidentClusters;
 use super::plan::{GemmPlan, Tiling};
-use super::product::EpilogueArgs;
+use super::product::{Added, EpilogueArgs};
 use super::{Gemm, SliceMemory};
 use crate::prelude::*;
 
@@ -25,12 +24,24 @@ pub struct Matrices {
 }
 
 impl Matrices {
-    /// Returns matrices at these addresses, without an epilogue.
-    pub(crate) fn plain([a, b, c]: [u64; 3], extents: Extents) -> Self {
-        let shape = extents.array();
-        let epilogue =
-            FusedArgs { scale_a: 0, scale_b: 0, bias: 0, residual: 0, linear: 0.0, cubic: 0.0 };
-        Self { a, b, c, shape, transposed: [false; 2], epilogue }
+    /// Checks that A, B and C with these rows, and what is added to the product, have the elements
+    /// and are of the context.
+    pub(crate) fn checked<T, O>(
+        context: &Context,
+        extents: Extents,
+        (a, b, c): (&DeviceSlice<T>, &DeviceSlice<T>, &DeviceSlice<O>),
+        [rows_of_a, rows_of_b, rows_of_c]: [usize; 3],
+        added: &Added<O>,
+    ) -> Result<Self> {
+        let [_, n, k] = extents.lengths();
+        Ok(Self {
+            a: address(context, "A", a, rows_of_a, k)?,
+            b: address(context, "B", b, rows_of_b, k)?,
+            c: address(context, "C", c, rows_of_c, n)?,
+            shape: extents.array(),
+            transposed: [false; 2],
+            epilogue: added.args(context, [rows_of_c, n])?,
+        })
     }
 
     /// Returns whether TMA can load and store them.

@@ -153,22 +153,16 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
     {
         let (gemm, extents) = (self.operation, Extents::new(self.shape)?);
         let [m, n, k] = self.shape;
-        let a = self.address("A", &a.device_slice(), m, k)?;
-        let b = self.address("B", &b.device_slice(), n, k)?;
-        let c = self.address("C", &c.device_slice(), m, n)?;
-        let [scale_a, scale_b] =
-            self.scales.as_ref().map_or([None; 2], |scales| scales.each_ref().map(Some));
-        let scale =
-            |name, scale: Option<_>| scale.map_or(Ok(0), |scale| self.address(name, scale, 1, 1));
-        let epilogue = EpilogueArgs {
-            scale_a: scale("the scale of A", scale_a)?,
-            scale_b: scale("the scale of B", scale_b)?,
-            ..self.added.args(gemm.stream.context(), [m, n])?
-        };
-        let (shape, transposed) = (extents.array(), self.transposed());
-        let matrices = Matrices { a, b, c, shape, transposed, epilogue };
-        // SAFETY: `address` has checked the buffers' lengths; memory that is dropped is freed after
-        // the work of the streams, and after the graphs.
+        let slices = (&a.device_slice(), &b.device_slice(), &c.device_slice());
+        let (context, rows) = (gemm.stream.context(), [m, n, m]);
+        let mut matrices = Matrices::checked(context, extents, slices, rows, &self.added)?;
+        matrices.transposed = self.transposed();
+        if let Some([a, b]) = &self.scales {
+            matrices.epilogue.scale_a = self.address("the scale of A", a, 1, 1)?;
+            matrices.epilogue.scale_b = self.address("the scale of B", b, 1, 1)?;
+        }
+        // SAFETY: `checked` and `address` have checked the buffers' lengths; memory that is dropped
+        // is freed after the work of the streams, and after the graphs.
         unsafe {
             let Some(([scales_a, scales_b], launch)) = &self.block_scales else {
                 return gemm.enqueue::<T, O>(extents, matrices);

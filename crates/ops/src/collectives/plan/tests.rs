@@ -3,6 +3,7 @@
 use devcomm_kernels::collectives::room;
 
 use super::*;
+use crate::CollectiveKind::*;
 use crate::CollectivesOptions;
 
 /// Returns the request of a message of `vectors`, which a kernel for long ones can push too.
@@ -153,4 +154,15 @@ fn a_plan_with_any_numbers_is_adapted_or_refused() {
         [(0, 0), (0, 64), (1, 0)].map(|(blocks, threads)| adapt(blocks, threads)),
         [None; 3]
     );
+}
+
+#[test]
+fn a_name_of_no_collective_is_refused_with_the_names() {
+    let all = [AllReduce, ReduceScatter, AllGather, AllToAll, Broadcast];
+    for kind in all {
+        assert_eq!(kind.to_string().parse(), Ok(kind));
+    }
+    let error = "gather".parse::<CollectiveKind>().unwrap_err().to_string();
+    assert!(error.starts_with("`gather` is no collective: "), "{error}");
+    assert!(all.iter().all(|kind| error.contains(&kind.to_string())), "{error}");
 }
