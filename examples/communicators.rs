@@ -27,9 +27,10 @@ fn run_rank(rank: &Rank) -> Result<()> {
     }
     ensure!(sum_of_ranks(comm, &stream)? == sum(0..n));
 
-    // A split: ranks of one color form a communicator, here the even and the odd ones.
-    let parity = me % 2;
-    let half = comm.split(Some(parity as i32), 0, &config)?.context("this rank has a color")?;
+    // A split: ranks of one color form a communicator, here the even and the odd ones. Ranks with
+    // equal keys keep their order.
+    let (parity, key) = (me % 2, 0);
+    let half = comm.split(Some(parity as i32), key, &config)?.context("this rank has a color")?;
     ensure!(half.rank() == me / 2);
     ensure!(sum_of_ranks(&half, &stream)? == sum(0..half.n_ranks()));
     // Destroys the communicator, as dropping it does. Collective.
@@ -46,7 +47,7 @@ fn run_rank(rank: &Rank) -> Result<()> {
         ensure!(sum_of_ranks(small, &stream)? == sum(0..last));
     }
 
-    // The last rank joins again, by a unique id that an existing rank creates.
+    // The last rank joins again, by a unique id that rank 0 of the smaller communicator creates.
     let id = match &small {
         Some(small) if me == 0 => Some(small.unique_id()?),
         _ => None,

@@ -19,9 +19,11 @@ use devcomm_testing::messages::datum;
 
 /// One warp is enough to put.
 const WARP: u32 = 32;
-/// Message sizes in bytes; and rounds per size. The median of the rounds' times is printed.
+/// Message sizes in bytes.
 const SIZES: [usize; 5] = [1, 8, 1 << 10, 64 << 10, 1 << 20];
+/// Rounds per size, an odd number: the median of their times is printed. Simulated GPUs are slow.
 const ROUNDS: usize = 101;
+const SIMULATED_ROUNDS: usize = 5;
 
 fn main() -> ExitCode {
     // This sets NCCL's environment variables, so it must precede other uses of a GPU or NCCL.
@@ -38,10 +40,11 @@ fn ping_pong(rank: &Rank) -> Result<()> {
     rank.load(&KERNELS)?;
     let stream = rank.stream()?;
     let nanos = comm.mem_alloc::<u64>(ROUNDS)?;
-    let rounds = if rank.is_simulated() { 5 } else { ROUNDS };
+    let rounds = if rank.is_simulated() { SIMULATED_ROUNDS } else { ROUNDS };
     for bytes in SIZES {
         let len = bytes * rounds;
-        let message: Vec<u8> = (0..len).map(|i| datum(bytes as u64, me & !1, i)).collect();
+        let even_rank = me & !1;
+        let message: Vec<u8> = (0..len).map(|i| datum(bytes as u64, even_rank, i)).collect();
         let (send, recv) = (comm.window::<u8>(len)?, comm.window::<u8>(len)?);
         send.copy_from_host(&message)?;
         recv.fill_bytes(0xff)?;

@@ -27,11 +27,11 @@ fn run_rank(rank: &Rank) -> Result<()> {
     rank.load(&KERNELS)?;
     let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(BLOCKS))?;
     let (a, b) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);
-    // NCCL's premul-sum operator. With this factor the result of a step is the average.
+    // NCCL's premul-sum operator. The second sum of a step adds `n` equal first sums, so that with
+    // this factor the result is the average.
     let scale = comm.pre_mul_sum(1.0 / (n * n) as f32)?;
 
-    // One step: devcomm's kernel sums `a` to `b`, NCCL sums `b` to `a` and scales. In all ranks,
-    // `a` is then the average.
+    // One step: devcomm's kernel sums `a` to `b`, NCCL sums `b` to `a` and scales.
     let step = || {
         let sum = kernels::lsa_allreduce::args(&dev_comm, &a, &b, COUNT);
         sum.grid(BLOCKS).block(128).launch(&stream)?;

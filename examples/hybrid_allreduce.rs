@@ -23,6 +23,7 @@ use devcomm_testing::numbers::{checksum, count_wrong, inputs};
 const BLOCKS: u32 = 8;
 const CONTEXTS: u32 = 5;
 const THREADS: u32 = 128;
+/// Elements: powers of two, and numbers that fill neither slices nor vectors.
 const COUNTS: [usize; 6] = [1, 7, 64, 1001, 4096, 65_537];
 
 fn main() -> ExitCode {
@@ -62,7 +63,8 @@ fn all_reduces(rank: &Rank) -> Result<()> {
 
         let mut got = vec![0.0; count];
         stream.copy_to_host(&recv, &mut got)?;
-        let wrong = count_wrong(count as u64, n_ranks, 1, &got);
+        let roundings = 1; // Of the sum, to f32.
+        let wrong = count_wrong(count as u64, n_ranks, roundings, &got);
         ensure!(wrong == 0, "rank {me}, {count} elements: {wrong} are wrong");
         let sums = rank.all_gather(&[checksum(&got)])?;
         ensure!(sums.iter().all(|sum| *sum == sums[0]), "the ranks' results differ");

@@ -48,7 +48,7 @@ fn all_to_alls(rank: &Rank) -> Result<()> {
     rank.load(&KERNELS)?;
     let stream = rank.stream()?;
     for count in COUNTS {
-        let len = n_ranks * count + 1;
+        let len = n_ranks * count + 1; // The last element must stay as it is.
         let (send, recv) = (comm.window::<f32>(len)?, comm.window::<f32>(len)?);
         send.copy_from_host(&sent(count as u64, me, n_ranks, count))?;
         recv.fill_bytes(0xff)?;

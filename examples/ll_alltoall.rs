@@ -17,10 +17,10 @@ use devcomm_examples::{KERNELS, kernels};
 use devcomm_testing::machines::run;
 use devcomm_testing::messages::{count_wrong, sent};
 
-/// Maximum number of blocks; threads per block; and the maximum number of 8-byte words that a block
-/// sends to each peer before it waits.
+/// Maximum number of blocks.
 const BLOCKS: u32 = 16;
 const THREADS: u32 = 256;
+/// Maximum number of 8-byte words that a block sends to each peer before it waits.
 const CHUNK: u32 = 256;
 /// Elements per peer: powers of two, and some that do not fill the last word.
 const COUNTS: [usize; 10] = [1, 2, 3, 8, 31, 128, 512, 1023, 2048, 8192];
@@ -50,7 +50,7 @@ fn all_to_alls(rank: &Rank) -> Result<()> {
         let (send, recv) = (comm.window::<f32>(len)?, comm.window::<f32>(len)?);
         send.copy_from_host(&sent(count as u64, me, n_ranks, count))?;
         recv.fill_bytes(0xff)?;
-        // Enough blocks for one word per thread.
+        // Enough blocks for one word, of two f32, per thread.
         let words = (count.div_ceil(2) * n_ranks) as u32;
         let blocks = words.div_ceil(THREADS).clamp(1, BLOCKS);
         // SAFETY: the windows have `count` elements for every rank and live until the stream is

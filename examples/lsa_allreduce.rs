@@ -120,7 +120,8 @@ where
 
         let mut sums = vec![T::nearest(0.0); count];
         recv.copy_to_host(&mut sums)?;
-        let mine = [checksum(&sums), count_wrong(seed, n_ranks, 1, &sums) as u64];
+        let roundings = 1; // Of the sum, to `T`.
+        let mine = [checksum(&sums), count_wrong(seed, n_ranks, roundings, &sums) as u64];
         let all = rank.all_gather(&mine)?;
         ensure!(all.iter().all(|of_rank| of_rank[0] == mine[0]), "the ranks' results differ");
         let wrong: u64 = all.iter().map(|of_rank| of_rank[1]).sum();

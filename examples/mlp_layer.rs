@@ -35,7 +35,7 @@ use half::bf16;
 const EPS: f32 = 1e-5;
 /// Tokens of a large layer that are checked.
 const SAMPLES: usize = 2;
-/// Layers in a graph, and the number of its launches that are timed.
+/// Layers in a graph, and the number of its launches that are timed; the median counts.
 const LAYERS: usize = 20;
 const ROUNDS: usize = 11;
 
@@ -187,7 +187,7 @@ impl<'a> Layer<'a> {
         let cluster = vectors.div_ceil(256).next_power_of_two();
         let threads = vectors.div_ceil(cluster).next_multiple_of(32);
         let (y, residual, norm) = (&self.y.device_slice(), &self.residual, &self.norm);
-        let plain = QuantisedArgs { output: 0, scale: 0 };
+        let plain = QuantisedArgs { output: 0, scale: 0 }; // No second, quantised output.
         let kernel =
             kernels::rmsnorm::<bf16>::args(y, residual, norm, y, plain, tokens, hidden, EPS);
         let kernel = kernel.grid(cluster * tokens).block(threads).cluster(cluster).dependent();

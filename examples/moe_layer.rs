@@ -207,7 +207,7 @@ impl Layer {
         let (local, room) = (experts / ranks, tokens * top_k);
         let (gemm, matrices) = (Gemm::new(stream)?, self.experts(rank)?);
         let rows = [comm.mem_alloc(ranks * room * hidden)?, comm.mem_alloc(ranks * room * hidden)?];
-        let numbers = [comm.mem_alloc::<i32>(ranks * room)?, comm.mem_alloc(ranks * room)?];
+        let ids = [comm.mem_alloc::<i32>(ranks * room)?, comm.mem_alloc(ranks * room)?];
         let exchange = |host: &mut Vec<bf16>| {
             rows[0].copy_from_host(host)?;
             comm.all_to_all(&rows[0], &rows[1], stream)?;
@@ -217,16 +217,16 @@ impl Layer {
 
         // Each expert of a token has a place in the message to the expert's rank.
         let place = |i: usize| inputs.ids[i] as usize / local * room + i;
-        let mut expert_of_row = vec![-1; ranks * room];
+        let mut expert_of_row = vec![-1; ranks * room]; // no expert
         let mut host = vec![bf16::ZERO; ranks * room * hidden];
         for (i, id) in inputs.ids.iter().enumerate() {
             expert_of_row[place(i)] = id % local as i32;
             host[row(place(i))].copy_from_slice(&inputs.x[row(i / top_k)]);
         }
         exchange(&mut host)?;
-        numbers[0].copy_from_host(&expert_of_row)?;
-        comm.all_to_all(&numbers[0], &numbers[1], stream)?;
-        stream.copy_to_host(&numbers[1], &mut expert_of_row)?;
+        ids[0].copy_from_host(&expert_of_row)?;
+        comm.all_to_all(&ids[0], &ids[1], stream)?;
+        stream.copy_to_host(&ids[1], &mut expert_of_row)?;
 
         for expert in 0..local {
             let is_own = |i: &usize| expert_of_row[*i] == expert as i32;
@@ -315,7 +315,7 @@ impl Layer {
             for (at, (_, weight)) in chosen.filter(|(_, (id, _))| **id as usize == expert) {
                 let row = at / top_k * hidden..(at / top_k + 1) * hidden;
                 let x: Vec<_> = x[row.clone()].iter().map(token).collect();
-                // The slope of SiLU is at most 1.1.
+                // SiLU enlarges an error at most 1.1 times, its largest slope.
                 let between = product(&up, &x, f32_steps).map(|Expected { value, error }| {
                     let silu = value / (1.0 + (-value).exp());
                     let error = 1.1 * error + f32_steps * value.abs();
@@ -325,6 +325,7 @@ impl Layer {
                 let (results, weight) = (product(&down, &between, f32_steps), f64::from(*weight));
                 for (sum, Expected { value, error }) in expected[row].iter_mut().zip(results) {
                     sum.value += weight * value;
+                    // Two roundings: of the result, and of the sum of a rank's experts.
                     sum.error += weight * (error + 2.0 * half_step * (value.abs() + error));
                 }
             }

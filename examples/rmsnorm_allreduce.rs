@@ -108,7 +108,7 @@ fn count_wrong(row: usize, n_ranks: usize, rounded_sums: bool, got: &[bf16]) -> 
     let mean = sums.iter().map(|x| x * x).sum::<f64>() / hidden as f64;
     let scale = 1.0 / (mean + f64::from(EPS)).sqrt();
     let half_step = f64::from(bf16::EPSILON) / 2.0;
-    // The hardware's `rsqrt` has an error of some f32 ulps. Rounded sums change the mean too.
+    // A rounded sum is a further rounding, and changes the mean. `rsqrt` is wrong by some f32 ulps.
     let roundings = if rounded_sums { 3.01 } else { 1.01 };
     let is_right = |((got, sum), weight): &((&bf16, &f64), &bf16)| {
         let right = **sum * scale * f64::from(**weight);

@@ -20,6 +20,7 @@ use devcomm::{
 const WEIGHTS: usize = 16;
 /// The points to which the model is fitted; each step uses all of them.
 const POINTS: usize = 512;
+/// A step multiplies the error of each weight by `1 - RATE`: in the end by less than 1e-7.
 const STEPS: usize = 60;
 const RATE: f32 = 0.25;
 
@@ -103,11 +104,11 @@ struct State {
 fn train(first: &Rank, options: &Options) -> Result<usize> {
     let gradient = first.communicator()?.mem_alloc(WEIGHTS)?;
     let mut state = State { step: 0, weights: [0.0; WEIGHTS], gradient, stream: first.stream()? };
-    let fails = options.fail.iter().find(|failure| failure.rank == first.rank());
+    let failure = options.fail.iter().find(|failure| failure.rank == first.rank());
     let mut smaller: Option<Rank> = None;
     loop {
         let rank = smaller.as_ref().unwrap_or(first);
-        let error = match train_steps(rank, &mut state, fails.map(|failure| failure.step)) {
+        let error = match train_steps(rank, &mut state, failure.map(|failure| failure.step)) {
             Ok(()) => break,
             Err(error) => error,
         };
@@ -141,12 +142,12 @@ fn agree(rank: &Rank, state: &mut State) -> Result<()> {
     Ok(())
 }
 
-/// Trains from the state's step to the end. The rank is lost at the step `fails`.
-fn train_steps(rank: &Rank, state: &mut State, fails: Option<usize>) -> Result<()> {
+/// Trains from the state's step to the end. The rank is lost at the step `lost_at`.
+fn train_steps(rank: &Rank, state: &mut State, lost_at: Option<usize>) -> Result<()> {
     let comm = rank.communicator()?;
     let State { step, weights, gradient, stream } = state;
     while *step < STEPS {
-        if fails == Some(*step) {
+        if lost_at == Some(*step) {
             // A process is killed; a simulated rank is a thread, and returns.
             if World::is_launched() {
                 std::process::abort();

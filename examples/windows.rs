@@ -40,7 +40,7 @@ fn run_rank(rank: &Rank) -> Result<()> {
     // a barrier precedes the reads, and another follows them, before any rank writes again.
     rank.barrier()?;
     for peer in 0..n {
-        let address = send.lsa_pointer(peer, 0)?;
+        let address = send.lsa_pointer(peer, 0)?; // of element 0
         // SAFETY: the peer's window has `COUNT` elements there; no rank writes or closes it before
         // the barrier below.
         let theirs = unsafe { DeviceSlice::<f32>::from_raw_parts(rank.context(), address, COUNT) };

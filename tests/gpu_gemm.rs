@@ -160,8 +160,8 @@ fn every_plan_multiplies() {
             let matrices = PreparedProduct::<bf16>::new(rank, shape, 0, 1.0)?;
             for (i, plan) in gemms[0].plans(shape)?.into_iter().enumerate() {
                 // On simulated GPUs every other plan has a constant B.
-                let both = if rank.is_simulated() { &gemms[i % 2..][..1] } else { &gemms[..] };
-                for gemm in both {
+                let tried = if rank.is_simulated() { &gemms[i % 2..][..1] } else { &gemms[..] };
+                for gemm in tried {
                     gemm.set_plan(shape, plan)?;
                     assert_eq!(gemm.plan(shape)?, plan);
                     matrices
@@ -346,12 +346,12 @@ fn every_plan_applies_bias_activation_and_residual() {
                 gemm.set_plan(shape, plan)?;
                 println!("{plan} of {shape:?}");
                 // On simulated GPUs the parts take turns.
-                let both = if rank.is_simulated() {
+                let tried = if rank.is_simulated() {
                     &[ALL, IN_PLACE][i % 2..][..1]
                 } else {
                     &[ALL, IN_PLACE][..]
                 };
-                for parts in both {
+                for parts in tried {
                     fused::<bf16, bf16>(rank, &gemm, shape, 0, *parts)?;
                 }
             }

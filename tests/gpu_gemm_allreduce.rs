@@ -26,6 +26,7 @@ fn mixed_shapes(rank: &Rank) -> Vec<[usize; 3]> {
     sizes.flat_map(|(m, n)| [8, 64, 1000].map(|k| [m, n, k])).collect()
 }
 
+/// Checks C against the sum of the products of the ranks `summed`.
 fn require(
     rank: &Rank,
     problem: Problem,
@@ -286,8 +287,8 @@ fn the_plan_follows_from_the_shape_and_the_ranks() {
             let [few, few_tiles, many_tiles] = [0, 1, 2].map(|i| plan(shapes[i]));
             assert!(few.starts_with(for_few_rows), "{few}");
             assert_eq!([few_tiles, many_tiles], ["unfused", "wide"]);
-            // A plan that was set and given up leaves nothing behind, nor for shapes not asked
-            // about.
+            // A plan that was set and given up changes no later choice, not even for shapes that
+            // were not asked about.
             gemm.set_plan(Some(GemmAllReducePlan::Strips))?;
             gemm.set_plan(None)?;
             let other = plan([shapes[0][0] - 1, shapes[0][1], shapes[0][2]]);

@@ -1,8 +1,8 @@
 //! Tests of collectives and kernels that are captured to CUDA graphs.
 
 use devcomm::{
-    Buffer, CollectivesOptions, CommConfig, DevCommRequirements, Error, KERNELS, Rank, ReduceOp,
-    Simulation, StateError, Stream, WindowFlags, kernels,
+    Buffer, CollectivesOptions, CommConfig, DevCommRequirements, Error, KERNELS, Kernels, Rank,
+    ReduceOp, Simulation, StateError, Stream, WindowFlags, kernels,
 };
 use devcomm_testing::machines::{Gpus, on_gpus};
 use devcomm_testing::works::require_works;
@@ -340,6 +340,37 @@ fn keeps_what_its_kernels_use(rank: &Rank) -> Result<(), Error> {
 #[test]
 fn a_graph_keeps_what_its_kernels_use_until_it_is_dropped() {
     on_gpus("a_graph_keeps_what_its_kernels_use", 2, keeps_what_its_kernels_use);
+}
+
+/// Drops the modules of kernels that have not run, and that a graph has.
+fn outlive_their_modules(rank: &Rank) -> Result<(), Error> {
+    let (comm, stream, n) = (rank.communicator()?, rank.stream()?, rank.n_ranks() as f32);
+    let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+    let (window, sums) = (comm.window::<f32>(64)?, comm.window::<f32>(64)?);
+    stream.fill(&window.slice(..)?, 2.0)?;
+    let modules = Kernels::load(rank.context(), &KERNELS)?;
+    let launch = || {
+        let sum = kernels::lsa_allreduce::<f32>::args(&dev_comm, &window, &sums, 64);
+        sum.grid(1).block(64).launch(&modules.on(&stream))
+    };
+    let graph = stream.capture(launch)?;
+    launch()?;
+    drop(modules);
+    assert_eq!(value_of(&sums.slice(..)?)?, 2.0 * n);
+    // A new module would be in the place of an old one that was unloaded.
+    let _other = Kernels::load(rank.context(), &KERNELS)?;
+    for _ in 0..2 {
+        stream.fill(&sums.slice(..)?, 0.0)?;
+        graph.launch(&stream)?;
+        assert_eq!(value_of(&sums.slice(..)?)?, 2.0 * n);
+    }
+    drop(graph);
+    require_works(comm, &stream)
+}
+
+#[test]
+fn kernels_that_were_launched_or_captured_outlive_their_dropped_modules() {
+    on_gpus("kernels_outlive_their_dropped_modules", 2, outlive_their_modules);
 }
 
 fn frees_what_is_newer(rank: &Rank) -> Result<(), Error> {

@@ -74,6 +74,8 @@ fn the_page_has_a_line_for_each_run_and_plan() {
     let twin = |variant, us| (variant, 8192, us, json!({"redop": "gin_put"}));
     write(&rows, "twins.json", "twins", &[twin("rust", 4.4), twin("cpp", 4.0)]);
     let (lines, page) = page(folder.path());
+    // Means are geometric: 0.711 is the root of 2.0 / 4.0 times 2.02 / 2.0, and 0.316 that of
+    // 1.5 / 6.0 times 2.0 / 5.0.
     let expected = [
         "| 2 simulated GPUs | graphs | f32 | `-e 3M` | 2 | 0.711 | 1.010 (12) | 1 | 1",
         "| 2 simulated GPUs | plain | f32 |  | 2 | 0.316 | 0.400 (16x128) | 0 | 0",

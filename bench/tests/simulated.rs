@@ -13,6 +13,18 @@ use serde_json::Value;
 /// The columns of every comparison that is not timed.
 const COLUMNS: &str = "size count type redop shape variant grid time algbw busbw #wrong noise";
 
+// The indices of some columns. The column `algorithm` follows those of `COLUMNS`, in some tables.
+const SIZE: usize = 0;
+const COUNT: usize = 1;
+const TYPE: usize = 2;
+const REDOP: usize = 3;
+const SHAPE: usize = 4;
+const VARIANT: usize = 5;
+const GRID: usize = 6;
+const TIME: usize = 7;
+const WRONG: usize = 10;
+const ALGORITHM: usize = 12;
+
 /// The variants of `devcomm::Collectives`.
 const OF_OPS: [&str; 2] = ["rust-ops", "rust-ops-plain"];
 
@@ -39,7 +51,7 @@ fn table_on(machine: &str, args: &[&str]) -> (Vec<String>, Vec<Vec<String>>) {
 
 fn checked(command: Command) -> (Vec<String>, Vec<Vec<String>>) {
     let (comments, rows) = parsed(command);
-    assert!(rows.iter().all(|row| row[10] == "0"), "{rows:?}");
+    assert!(rows.iter().all(|row| row[WRONG] == "0"), "{rows:?}");
     assert_eq!(comments.last().unwrap(), "# #wrong 0");
     (comments, rows)
 }
@@ -103,7 +115,7 @@ fn operations_of_expert_parallelism_and_their_competitors_are_right() {
         with("combine", &stores),
         with("layer", &others),
     ];
-    let got: Vec<_> = rows.iter().map(|row| [row[3].as_str(), row[5].as_str()]).collect();
+    let got: Vec<_> = rows.iter().map(|row| [row[REDOP].as_str(), row[VARIANT].as_str()]).collect();
     assert_eq!(got, expected.concat());
     refuses(&["ep", "--simulate", "2", "--tokens", "0"], &["at least one token"]);
     refuses_late(&["ep", "--simulate", "2", "--experts", "15"], "15 experts on 2 ranks");
@@ -114,20 +126,21 @@ fn an_all_reduce_is_right_for_every_type_and_size_and_is_not_timed() {
     for ranks in ["1", "2", "3", "4", "8"] {
         let args = ["all-reduce", "--simulate", ranks, "-b", "4", "-e", "16K", "-f", "16"];
         let (comments, rows) = table(&[&args[..], &["-d", "all"]].concat());
-        assert_eq!(rows.len(), 3 * 4 * 5, "{rows:?}");
+        let (types, sizes, variants) = (3, 4, 5);
+        assert_eq!(rows.len(), types * sizes * variants, "{rows:?}");
         let algorithm = if ["2", "4", "8"].contains(&ranks) { "Lamport" } else { "Nccl" };
         for same_size in rows.chunks(5) {
-            assert_eq!(column(same_size, 5), [&["rust"], &OF_OPS[..], &OF_NCCL].concat());
+            assert_eq!(column(same_size, VARIANT), [&["rust"], &OF_OPS[..], &OF_NCCL].concat());
             for row in same_size {
-                assert_eq!((&*row[3], &*row[4]), ("sum", "-"), "{row:?}");
-                let chosen = if OF_OPS.contains(&&*row[5]) { algorithm } else { "-" };
-                assert_eq!(row[7..], ["-", "-", "-", "0", "-", chosen], "{row:?}");
+                assert_eq!((&*row[REDOP], &*row[SHAPE]), ("sum", "-"), "{row:?}");
+                let chosen = if OF_OPS.contains(&&*row[VARIANT]) { algorithm } else { "-" };
+                assert_eq!(row[TIME..], ["-", "-", "-", "0", "-", chosen], "{row:?}");
             }
         }
         let of_rust: Vec<_> = rows.into_iter().step_by(5).collect();
-        assert_eq!(column(&of_rust, 0)[..4], ["4", "64", "1024", "16384"]);
-        assert_eq!(column(&of_rust, 1)[4..8], ["2", "32", "512", "8192"]);
-        assert_eq!(column(&of_rust, 2)[8..], ["bf16"; 4]);
+        assert_eq!(column(&of_rust, SIZE)[..4], ["4", "64", "1024", "16384"]);
+        assert_eq!(column(&of_rust, COUNT)[4..8], ["2", "32", "512", "8192"]);
+        assert_eq!(column(&of_rust, TYPE)[8..], ["bf16"; 4]);
         let simulated = format!("{ranks} simulated GPUs");
         has_comment(&comments, &simulated);
         has_comment(&comments, "left out: cpp: ");
@@ -147,14 +160,14 @@ fn the_other_collectives_are_right_and_count_bytes_as_nccl_tests() {
         let args = [name, "--simulate", ranks, "-b", "4", "-e", "16K", "-f", "2"];
         let rows = rows_of(&args);
         let last = rows.len() - 4;
-        assert_eq!(column(&rows[last..], 5), [OF_OPS, OF_NCCL].concat());
-        assert_eq!([&*rows[last][0], &*rows[last][12]], ["16384", algorithm]);
-        let at = rows.iter().position(|row| row[0] == smallest).unwrap();
-        assert_eq!(rows[at][1], count);
+        assert_eq!(column(&rows[last..], VARIANT), [OF_OPS, OF_NCCL].concat());
+        assert_eq!([&*rows[last][SIZE], &*rows[last][ALGORITHM]], ["16384", algorithm]);
+        let at = rows.iter().position(|row| row[SIZE] == smallest).unwrap();
+        assert_eq!(rows[at][COUNT], count);
     }
     let args = ["all-to-all", "--simulate", "2", "-b", "16K", "-e", "16K", "-d", "f16"];
     let rows = rows_of(&[&args[..], &["--lamport-bytes", "1K"]].concat());
-    assert_eq!(column(&rows, 12), ["Push", "Nccl", "-", "-"]);
+    assert_eq!(column(&rows, ALGORITHM), ["Push", "Nccl", "-", "-"]);
 }
 
 #[test]
@@ -169,13 +182,13 @@ fn every_reduction_is_right_for_every_type_in_place_and_on_every_communicator() 
     ] {
         let more = ["-o", op, "-d", dtype, "--nccl", "mixed,efficiency,ctas:4"];
         let rows = rows_of(&[&args(name)[..], &more].concat());
-        assert_eq!((&*rows[0][3], &*rows.last().unwrap()[3]), (op, op));
+        assert_eq!((&*rows[0][REDOP], &*rows.last().unwrap()[REDOP]), (op, op));
         let nccl = [["nccl"; 3].as_slice(), &["nccl-sym"; 2]].concat();
         let in_place = [&OF_OPS[..], &nccl].concat();
         let variants = [own, &in_place, &in_place].concat();
-        assert_eq!(column(&rows, 5), [&variants[..], &variants].concat());
+        assert_eq!(column(&rows, VARIANT), [&variants[..], &variants].concat());
         let settings = ["-", "efficiency", "ctas:4", "-", "ctas:4"];
-        assert_eq!(column(&rows[rows.len() - 5..], 12), settings);
+        assert_eq!(column(&rows[rows.len() - 5..], ALGORITHM), settings);
     }
     let bad = [&args("all-reduce")[..], &["--nccl", "ctas:0"]].concat();
     refuses(&bad, &["`ctas:0` is not mixed, unmixed"]);
@@ -186,7 +199,7 @@ fn a_collective_is_right_during_a_product_on_another_stream() {
     let args = ["all-gather", "--simulate", "2", "-b", "8K", "-e", "8K", "--beside"];
     for more in [&["-G", "0"][..], &["-G", "1"]] {
         let rows = rows_of(&[&args[..], &["5,72,40"], more].concat());
-        assert_eq!(column(&rows, 5), [&OF_OPS[..], &OF_NCCL, &["rust-gemm"]].concat());
+        assert_eq!(column(&rows, VARIANT), [&OF_OPS[..], &OF_NCCL, &["rust-gemm"]].concat());
     }
     refuses_late(&[&args[..], &["5,72"]].concat(), "--beside [5, 72]: a product has");
 }
@@ -195,7 +208,7 @@ fn a_collective_is_right_during_a_product_on_another_stream() {
 fn a_launch_is_right_with_every_set_of_attributes() {
     let rows = rows_of(&["launch", "--simulate", "2", "--host"]);
     assert_eq!(
-        column(&rows, 5),
+        column(&rows, VARIANT),
         ["rust", "rust", "rust", "rust", "rust-ops", OF_NCCL[0], OF_NCCL[1]]
     );
 }
@@ -207,7 +220,7 @@ fn a_barrier_holds_on_every_grid() {
         let rows = rows_of(&[&["barrier", "--simulate", ranks], more].concat());
         let grids = if more.is_empty() { &["1x128", "4x128"][..] } else { &["7x64"] };
         let with_nccl: Vec<&str> = grids.iter().flat_map(|grid| [grid, "-", "-"]).collect();
-        assert_eq!(column(&rows, 6), with_nccl);
+        assert_eq!(column(&rows, GRID), with_nccl);
     }
     refuses_late(&["barrier", "--simulate", "4", "--threads", "3"], "3 threads per block");
 }
@@ -219,8 +232,8 @@ fn a_put_arrives_over_the_network_and_over_nvlink() {
         let rows = rows_of(&args);
         assert_eq!(rows.len(), 4 * 4, "{rows:?}");
         for (same_size, size) in rows.chunks(4).zip(["1", "31", "961", "29791"]) {
-            assert_eq!(column(same_size, 0), [size; 4]);
-            assert_eq!(column(same_size, 5), ["rust", "rust-lsa", OF_NCCL[0], OF_NCCL[1]]);
+            assert_eq!(column(same_size, SIZE), [size; 4]);
+            assert_eq!(column(same_size, VARIANT), ["rust", "rust-lsa", OF_NCCL[0], OF_NCCL[1]]);
         }
     }
     refuses_late(&["put", "--simulate", "1"], "two ranks");
@@ -230,7 +243,7 @@ fn a_put_arrives_over_the_network_and_over_nvlink() {
 fn signals_arrive_once_and_in_order() {
     for ranks in ["2", "3"] {
         let rows = rows_of(&["signal", "--simulate", ranks]);
-        assert_eq!(column(&rows, 5), ["rust", "rust-lsa", OF_NCCL[0], OF_NCCL[1]]);
+        assert_eq!(column(&rows, VARIANT), ["rust", "rust-lsa", OF_NCCL[0], OF_NCCL[1]]);
     }
     refuses_late(&["signal", "--simulate", "1"], "two ranks");
 }
@@ -239,12 +252,12 @@ fn signals_arrive_once_and_in_order() {
 fn a_copy_between_two_ranks_arrives_by_every_means() {
     for (ranks, more) in [("2", &[][..]), ("3", &["--both", "--blocks", "1"]), ("4", &["-G", "1"])]
     {
-        // One block has more tiles than stages.
+        // 100 bytes are no whole row of TMA's. One block has more tiles than stages.
         let args = ["p2p", "--simulate", ranks, "-b", "100", "-e", "7296", "-i", "7196"];
         let rows = rows_of(&[&args[..], more].concat());
         let by_all = ["read", "write", "tma", "copy-engine", OF_NCCL[0], OF_NCCL[1]];
-        assert_eq!(column(&rows[..5], 5), [&by_all[..2], &by_all[3..]].concat());
-        assert_eq!(column(&rows[5..], 5), by_all);
+        assert_eq!(column(&rows[..5], VARIANT), [&by_all[..2], &by_all[3..]].concat());
+        assert_eq!(column(&rows[5..], VARIANT), by_all);
     }
 }
 
@@ -253,16 +266,16 @@ fn an_all_reduce_with_rmsnorm_is_right() {
     for (ranks, more) in [("2", &["-d", "all"][..]), ("3", &["-G", "1", "--tokens", "2"])] {
         let args = ["rmsnorm-allreduce", "--simulate", ranks, "--hidden", "200"];
         let rows = rows_of(&[&args[..], more].concat());
-        assert_eq!(column(&rows[..3], 5), ["rust-ops", OF_NCCL[0], OF_NCCL[1]]);
-        assert_eq!(column(&rows[..1], 1), [if ranks == "2" { "200" } else { "400" }]);
+        assert_eq!(column(&rows[..3], VARIANT), ["rust-ops", OF_NCCL[0], OF_NCCL[1]]);
+        assert_eq!(column(&rows[..1], COUNT), [if ranks == "2" { "200" } else { "400" }]);
     }
     let args = ["rmsnorm-allreduce", "--simulate", "2", "--quantised", "--hidden", "64,256"];
     let rows = rows_of(&args);
     assert_eq!(
-        column(&rows, 1).into_iter().step_by(3).collect::<Vec<_>>(),
+        column(&rows, COUNT).into_iter().step_by(3).collect::<Vec<_>>(),
         ["64", "192", "256", "768"]
     );
-    assert_eq!(column(&rows, 3), ["quantised"; 12]);
+    assert_eq!(column(&rows, REDOP), ["quantised"; 12]);
     let args = ["rmsnorm-allreduce", "--simulate", "2", "--hidden"];
     for hidden in ["12", "16400"] {
         refuses_late(&[&args[..], &[hidden]].concat(), &format!("--hidden {hidden} of bf16"));
@@ -276,9 +289,9 @@ fn a_product_and_its_all_reduce_are_right() {
     let (comments, rows) = table_on("2,multiprocessors=1", &args);
     let shapes = ["5x70x8", "130x70x8", "5x300x8", "130x300x8", "5x70x40", "130x70x40"];
     let fused: Vec<_> = rows.iter().step_by(2).cloned().collect();
-    assert_eq!(column(&fused, 4)[..6], shapes);
-    assert_eq!(column(&fused, 0)[..4], ["700", "18200", "3000", "78000"]);
-    assert_eq!(column(&rows, 5), ["rust", "rust-unfused"].repeat(8));
+    assert_eq!(column(&fused, SHAPE)[..6], shapes);
+    assert_eq!(column(&fused, SIZE)[..4], ["700", "18200", "3000", "78000"]);
+    assert_eq!(column(&rows, VARIANT), ["rust", "rust-unfused"].repeat(8));
     has_comment(&comments, "left out: nccl: cuBLASLt");
     refuses_late(&["gemm-allreduce", "--simulate", "2", "--k", "262144"], "would not be exact");
 }
@@ -288,7 +301,7 @@ fn a_product_and_its_all_reduce_are_right_by_every_plan() {
     let shape = ["--m", "5", "--n", "72", "--k", "8", "--variants", "rust"];
     let all = ["gemm-allreduce", "--simulate", "2", "--all-plans"];
     let rows = rows_of(&[&all[..], &shape].concat());
-    assert_eq!(column(&rows[..2], 12), ["strips", "unfused"]);
+    assert_eq!(column(&rows[..2], ALGORITHM), ["strips", "unfused"]);
     assert!(rows.len() > 4, "{rows:?}");
 }
 
@@ -298,7 +311,7 @@ fn products_take_the_plan_that_was_measured() {
     // In f32 there is one plan.
     let asked = ["--wire", "f32", "--plan", "measured", "--variants", "rust"];
     let rows = rows_of(&[&args[..], &asked].concat());
-    let how = rows.iter().map(|row| row[12..].join(" ")).collect::<Vec<_>>();
+    let how = rows.iter().map(|row| row[ALGORITHM..].join(" ")).collect::<Vec<_>>();
     assert_eq!(how, ["strips in f32"]);
     // Rows of 9 elements are not aligned, so that one plan can do them; else virtual time decides,
     // which means nothing.
@@ -322,7 +335,7 @@ fn a_product_and_its_all_reduce_are_right_with_partial_sums_of_every_type() {
     let args = ["gemm-allreduce", "--simulate", "2", "--m", "70", "--n", "72", "--k", "40"];
     let wires = ["--wire", "bf16,f32,e4m3", "--plan", "strips,wide", "--variants", "rust"];
     let (comments, rows) = table(&[&args[..], &wires].concat());
-    let how = rows.iter().map(|row| row[12..].join(" ")).collect::<Vec<_>>();
+    let how = rows.iter().map(|row| row[ALGORITHM..].join(" ")).collect::<Vec<_>>();
     let all = ["strips in bf16", "wide in bf16", "strips in f32", "strips in e4m3", "wide in e4m3"];
     assert_eq!(how, all);
     has_comment(&comments, "left out: wide in f32 of [70, 72, 40]");
@@ -333,8 +346,8 @@ fn a_product_and_the_reduce_scatter_of_its_rows_are_right() {
     let args = ["gemm-reduce-scatter", "--m", "8,512", "--n", "40", "--k", "72", "--plan"];
     let (comments, rows) =
         table_on("2,multiprocessors=2", &[&args[..], &["wide,unfused"]].concat());
-    assert_eq!(column(&rows, 4), ["8x40x72", "512x40x72", "512x40x72"]);
-    assert_eq!(column(&rows, 5), ["rust"; 3]);
+    assert_eq!(column(&rows, SHAPE), ["8x40x72", "512x40x72", "512x40x72"]);
+    assert_eq!(column(&rows, VARIANT), ["rust"; 3]);
     has_comment(&comments, "left out: wide of [8, 40, 72]: as m is no");
     let odd = ["gemm-reduce-scatter", "--simulate", "2", "--m", "7"];
     refuses_late(&odd, "--m 7: 2 ranks share the rows");
@@ -346,8 +359,8 @@ fn a_product_and_the_all_gather_before_it_are_right() {
     let (comments, rows) =
         table_on("2,multiprocessors=2", &[&args[..], &["fused,unfused"]].concat());
     let shapes = [["260x40x9"; 2].as_slice(), &["260x40x24"; 3]].concat();
-    assert_eq!(column(&rows, 4), shapes);
-    assert_eq!(column(&rows, 5), ["rust", "rust-gemm", "rust", "rust", "rust-gemm"]);
+    assert_eq!(column(&rows, SHAPE), shapes);
+    assert_eq!(column(&rows, VARIANT), ["rust", "rust-gemm", "rust", "rust", "rust-gemm"]);
     has_comment(&comments, "left out: fused of [260, 40, 9]: as k is no");
     let odd = ["allgather-gemm", "--simulate", "2", "--m", "7"];
     refuses_late(&odd, "--m 7: 2 ranks share the rows");
@@ -358,8 +371,8 @@ fn products_of_groups_are_right_for_every_split_and_run_on_one_gpu() {
     for split in ["even", "random", "skewed", "one"] {
         let args = ["grouped-gemm", "--simulate", "1", "--rows", "3,70", "--split", split];
         let (comments, rows) = table(&args);
-        assert_eq!(column(&rows, 4), ["3x72x40", "3x72x40", "70x72x40", "70x72x40"], "{split}");
-        assert_eq!(column(&rows, 5), ["rust", "rust-gemm", "rust", "rust-gemm"]);
+        assert_eq!(column(&rows, SHAPE), ["3x72x40", "3x72x40", "70x72x40", "70x72x40"], "{split}");
+        assert_eq!(column(&rows, VARIANT), ["rust", "rust-gemm", "rust", "rust-gemm"]);
         has_comment(&comments, "left out: cublaslt");
     }
     refuses(&["grouped-gemm", "--groups", "0"], &["--groups", "at least one"]);
@@ -370,7 +383,7 @@ fn products_of_groups_are_right_for_every_split_and_run_on_one_gpu() {
 fn a_product_alone_is_right_and_runs_on_one_gpu() {
     let args = ["gemm", "--simulate", "1", "--m", "5,130", "--n", "72,264", "--k", "8,72"];
     let (comments, rows) = table(&args);
-    assert_eq!(column(&rows, 5), ["rust"; 8]);
+    assert_eq!(column(&rows, VARIANT), ["rust"; 8]);
     has_comment(&comments, "left out: cublaslt");
     refuses_late(&["gemm", "--simulate", "2"], "gemm runs on one GPU: -g 1");
     refuses(&["gemm", "--set", "odd", "--k", "8"], &["--set", "--k", "cannot be used with"]);
@@ -390,8 +403,8 @@ fn the_ladders_steps_are_right() {
     let names = ["step6-pipeline", "step7-cluster", "step8-persistent"];
     let args = ["gemm-ladder", "--n", "512", "--k", "320", "--variants", &names.join(",")];
     let (_, rows) = table_on("1,multiprocessors=2", &args);
-    assert_eq!(column(&rows, 4), ["256x512x320"; 3]);
-    assert_eq!(column(&rows, 5), names);
+    assert_eq!(column(&rows, SHAPE), ["256x512x320"; 3]);
+    assert_eq!(column(&rows, VARIANT), names);
     refuses_late(&["gemm-ladder", "--simulate", "2"], "gemm-ladder runs on one GPU: -g 1");
 }
 
@@ -402,7 +415,7 @@ fn a_product_of_any_shape_is_right_and_says_its_plan() {
     let more = ["--n", "7,72", "--k", "8,13", "--json", &json];
     let (comments, rows) = table(&[&args[..], &more].concat());
     let shapes = ["5x7x8", "9x7x8", "5x72x8", "9x72x8", "5x7x13", "9x7x13", "5x72x13", "9x72x13"];
-    assert_eq!(column(&rows, 4), shapes);
+    assert_eq!(column(&rows, SHAPE), shapes);
     let json = read_json(&json);
     let plan = |i: usize| json["rows"][i]["algorithm"].as_str().unwrap().to_owned();
     let wide = "wide, tile 128x256, cluster 2x1x1, split-K 1";
@@ -410,7 +423,7 @@ fn a_product_of_any_shape_is_right_and_says_its_plan() {
     assert_eq!([plan(0), plan(4), plan(6)], [wide, portable, portable]);
     assert!(plan(2).starts_with("swapped:8x64:"), "{}", plan(2));
     assert!(comments.contains(&format!("# rust 5x72x8: {}", plan(2))), "{comments:?}");
-    assert_eq!(rows[2][12..].join(" "), plan(2));
+    assert_eq!(rows[2][ALGORITHM..].join(" "), plan(2));
 }
 
 #[test]
@@ -422,8 +435,8 @@ fn a_product_of_every_type_is_right_and_names_it() {
     ] {
         let args = ["gemm", "--simulate", "1", "--m", "5,130", "--n", "72", "--dtype", dtype];
         let rows = rows_of(&[&args[..], more].concat());
-        assert_eq!(column(&rows, 2), [name; 2]);
-        assert!(rows.iter().all(|row| row[12].starts_with(plan)), "{rows:?}");
+        assert_eq!(column(&rows, TYPE), [name; 2]);
+        assert!(rows.iter().all(|row| row[ALGORITHM].starts_with(plan)), "{rows:?}");
     }
 }
 
@@ -432,7 +445,7 @@ fn a_product_is_right_with_every_epilogue() {
     for epilogue in ["bias", "gelu", "residual"] {
         let args = ["gemm", "--simulate", "1", "--m", "5,130", "--n", "72", "--k", "8"];
         let rows = rows_of(&[&args[..], &["--epilogue", epilogue]].concat());
-        assert_eq!(column(&rows, 5), ["rust"; 2]);
+        assert_eq!(column(&rows, VARIANT), ["rust"; 2]);
     }
 }
 
@@ -440,7 +453,7 @@ fn a_product_is_right_with_every_epilogue() {
 fn plans_of_a_shape_are_compared() {
     let args = ["gemm", "--simulate", "1", "--m", "5", "--n", "72", "--k", "8"];
     let rows = rows_of(&[&args[..], &["--plan", "swapped:8x64:4,portable"]].concat());
-    assert_eq!(column(&rows, 12), ["swapped:8x64:4,", "portable,"]);
+    assert_eq!(column(&rows, ALGORITHM), ["swapped:8x64:4,", "portable,"]);
     let reason = "--plan swapped:128x64:1: for 5x72x8 there are only swapped:8x64:";
     refuses_late(&[&args[..], &["--plan", "swapped:128x64:1"]].concat(), reason);
 }
@@ -480,7 +493,7 @@ fn the_environment_chooses_the_machine_as_the_flag_does() {
 fn a_size_that_is_no_multiple_of_the_element_is_rounded_down() {
     let args = ["all-reduce", "--simulate", "2", "-b", "5", "-e", "11", "-i", "1", "-d", "float"];
     let rows = rows_of(&args);
-    assert_eq!(column(&rows, 0), [["4"; 5], ["8"; 5]].concat());
+    assert_eq!(column(&rows, SIZE), [["4"; 5], ["8"; 5]].concat());
     let args = ["all-reduce", "--simulate", "2", "-b", "1", "-e", "3", "-d", "f32"];
     refuses_late(&args, "no message holds an element of 4 bytes: raise -e");
 }
@@ -489,7 +502,7 @@ fn a_size_that_is_no_multiple_of_the_element_is_rounded_down() {
 fn without_checks_nothing_is_called_right() {
     let args = ["all-reduce", "--simulate", "2", "-e", "8K", "-c", "0", "-d", "half"];
     let (comments, rows) = parsed(program(&args));
-    assert_eq!(column(&rows, 10), ["N/A"; 5]);
+    assert_eq!(column(&rows, WRONG), ["N/A"; 5]);
     assert_eq!(comments.last().unwrap(), "# results were not checked");
 }
 
@@ -594,7 +607,7 @@ fn rows_of_nccl_tests_join_the_table() {
     let rows = stdout.lines().filter(|line| line.trim_start().starts_with("64 "));
     let words = |row: &str| row.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let rows: Vec<(String, String)> =
-        rows.map(words).map(|row| (row[5].clone(), row[10].clone())).collect();
+        rows.map(words).map(|row| (row[VARIANT].clone(), row[WRONG].clone())).collect();
     let expected = [("nccl", "0"), ("nccl-tests-lsa", "0"), ("nccl-tests-lsa-vector", "5")];
     assert_eq!(
         rows,
@@ -666,6 +679,7 @@ fn rows_of_peers_join_the_table_and_absent_ones_are_left_out() {
 fn rows_of_nccl_ep_join_by_their_operation() {
     let folder = tempfile::tempdir().unwrap();
     let batch = Batch::new(264, 16, 3, &[2, 2], 0).routed(Routing::Random, 0);
+    // The bytes of the rows that the rank with most of them receives.
     let size = 2 * 264 * (0..2).map(|rank| batch.received(rank)).max().unwrap();
     let row = |variant: &str, operation: &str| {
         let case = format!(r#""variant": "{variant}", "type": "bf16", "size": {size}"#);
@@ -681,8 +695,8 @@ fn rows_of_nccl_ep_join_by_their_operation() {
     let more = ["--variants", "rust,nccl-ep-ll,nccl-ep-ht", "--seed", "0", "--rounds", "1"];
     let args = [&args[..], &more].concat();
     let (_, rows) = table(&[&args[..], &["--peers", &peers]].concat());
-    assert_eq!(column(&rows, 3), ["dispatch", "dispatch", "combine", "combine"]);
-    assert_eq!(column(&rows, 5), ["rust", "nccl-ep-ll", "rust", "nccl-ep-ht"]);
+    assert_eq!(column(&rows, REDOP), ["dispatch", "dispatch", "combine", "combine"]);
+    assert_eq!(column(&rows, VARIANT), ["rust", "nccl-ep-ll", "rust", "nccl-ep-ht"]);
 
     let none = write_program(path(&folder, "none"), "#!/bin/sh\necho no package >&2\nexit 1\n");
     let peers = format!("nccl-ep={none}");
@@ -747,8 +761,8 @@ fn a_run_that_is_killed_keeps_its_rows() {
     let rows = kept["rows"].as_array().unwrap();
     assert!(rows.len() >= 15 && rows.len().is_multiple_of(5), "{}", rows.len());
     for (row, printed) in rows.iter().zip(&printed) {
-        assert_eq!(row["size"].to_string(), printed[0]);
-        assert_eq!(row["variant"].as_str(), Some(&*printed[5]));
+        assert_eq!(row["size"].to_string(), printed[SIZE]);
+        assert_eq!(row["variant"].as_str(), Some(&*printed[VARIANT]));
         assert_eq!(row["wrong"], 0);
     }
     let csv = fs::read_to_string(csv).unwrap();

@@ -37,7 +37,7 @@ fn in_every_world(
     if Gpus::are_real() {
         for n in [2, 4] {
             let gpus = Gpus::new(n).with_gin(connection);
-            gpus.run_seeds(&format!("{name} on {n}"), 7..8, &body);
+            gpus.run_seeds(&format!("{name} on {n}"), 7..8, &body); // one seed
         }
         return;
     }
@@ -45,7 +45,7 @@ fn in_every_world(
         let simulation = Simulation::new(gpus).team_size(team);
         let seeds = 1000 * i..1000 * i + 10;
         Gpus::from(simulation.clone()).run_seeds(name, seeds, &body);
-        // Preemption is slow.
+        // Preemption is slow, so it has one seed.
         if gpus <= 3 {
             Gpus::from(simulation.preempt(true)).run_seeds(name, i..i + 1, &body);
         }

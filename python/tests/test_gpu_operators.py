@@ -54,7 +54,7 @@ def products(a, b):
 
 def exchanged(tensors, counts):
     """What each rank receives if rank r sends counts[r] rows of its tensor."""
-    parts = [tensor.split(each) for tensor, each in zip(tensors, counts, strict=True)]
+    parts = [tensor.split(sent) for tensor, sent in zip(tensors, counts, strict=True)]
     return [torch.cat(received) for received in zip(*parts, strict=True)]
 
 
@@ -68,7 +68,7 @@ def test_collectives_are_exact(comm, dtype, how):  # noqa: F811
     name = devcomm.torch.register(comm)
     every = of_ranks(1, rows * N, columns, dtype=dtype)
     uneven = [tensor[: sum(COUNTS[rank])].contiguous() for rank, tensor in enumerate(every)]
-    received = [each[RANK] for each in COUNTS]
+    received = [sent[RANK] for sent in COUNTS]
 
     def collectives(x):
         return {

@@ -156,7 +156,7 @@ def test_the_others_learn_why_a_rank_is_lost():
     assert all("rank 1 is lost" in text and "of my own" in text for text in seen), seen
 
 
-def test_ranks_that_wait_for_each_other_crosswise_are_a_deadlock():
+def test_a_wait_for_a_rank_that_has_ended_is_an_error():
     def run(rank):
         if rank.rank == 0:
             rank.barrier()
@@ -186,7 +186,7 @@ def test_a_world_within_a_rank_of_the_environments_world_is_refused(monkeypatch)
     devcomm.World.from_env().run(run)
 
 
-def test_what_outlives_its_world_is_closed():
+def test_what_outlives_its_world_refuses_every_use():
     kept = []
 
     def run(rank):

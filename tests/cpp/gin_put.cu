@@ -57,7 +57,7 @@ __global__ void exchange(ncclDevComm comm, ncclWindow_t send, ncclWindow_t recv,
   const ncclGin gin(comm, blockIdx.x % comm.ginContextCount);
   ncclCoopCta block;
   const size_t first = bytes * blockIdx.x / gridDim.x, last = bytes * (blockIdx.x + 1) / gridDim.x;
-  // So on all ranks: none waits for this block at the barrier.
+  // This block returns on all ranks, so none waits for it at the barrier.
   if (first == last) return;
 
   ncclGinBarrierSession<ncclCoopCta> barrier(block, gin, ncclTeamTagWorld(), blockIdx.x);

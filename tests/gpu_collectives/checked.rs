@@ -19,19 +19,19 @@ fn every_difference_is_an_error_on_all_ranks_and_nothing_starts() {
     on_gpus(name, 2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let memory = comm.mem_alloc::<f32>(8)?;
-        let part = memory.slice(..4 + 2 * rank.rank())?;
-        let (sum, here) = (ReduceOp::Sum, Some(memory.device_slice()));
+        let uneven = memory.slice(..4 + 2 * rank.rank())?;
+        let (sum, source) = (ReduceOp::Sum, Some(memory.device_slice()));
         let all_reduce = |op| comm.all_reduce(&memory, &memory, op, &stream);
 
         const SUM: &str = "ncclAllReduce of 8 elements Float32, Sum";
-        let counts = comm.all_reduce(&part, &part, sum, &stream);
+        let counts = comm.all_reduce(&uneven, &uneven, sum, &stream);
         let [first, second] = [4, 6].map(|n| format!("ncclAllReduce of {n} elements Float32, Sum"));
         differ(counts, &first, &second);
 
         let operators = all_reduce([sum, ReduceOp::Max][rank.rank()]);
         differ(operators, SUM, "ncclAllReduce of 8 elements Float32, Max");
 
-        let roots = comm.broadcast(here, &memory, rank.rank(), &stream);
+        let roots = comm.broadcast(source, &memory, rank.rank(), &stream);
         let [first, second] =
             [0, 1].map(|root| format!("ncclBroadcast of 8 elements Float32, root {root}"));
         differ(roots, &first, &second);
@@ -60,18 +60,18 @@ fn every_difference_is_an_error_on_all_ranks_and_nothing_starts() {
 fn a_group_may_name_communicators_in_any_order() {
     on_gpus("a_group_may_name_communicators_in_any_order", 2, |rank| {
         let comms = [rank.communicator()?.clone(), rank.new_communicator(&CommConfig::new())?];
-        let part = |comm: Communicator| {
+        let setup = |comm: Communicator| {
             let memory = comm.mem_alloc::<f32>(8)?;
             memory.copy_from_host(&[1.0; 8])?;
             Ok::<_, Error>((comm, memory, rank.stream()?))
         };
-        let mut parts = comms.into_iter().map(part).collect::<Result<Vec<_>, _>>()?;
-        parts.rotate_left(rank.rank());
+        let mut setups = comms.into_iter().map(setup).collect::<Result<Vec<_>, _>>()?;
+        setups.rotate_left(rank.rank());
         group(|_| {
-            let mut parts = parts.iter();
-            parts.try_for_each(|(comm, a, stream)| comm.all_reduce(a, a, ReduceOp::Sum, stream))
+            let mut setups = setups.iter();
+            setups.try_for_each(|(comm, a, stream)| comm.all_reduce(a, a, ReduceOp::Sum, stream))
         })?;
-        for (_, memory, stream) in &parts {
+        for (_, memory, stream) in &setups {
             stream.synchronize()?;
             let mut sums = [0.0; 8];
             memory.copy_to_host(&mut sums)?;

@@ -104,6 +104,7 @@ fn an_operator_is_for_one_type_and_one_communicator_until_it_is_closed() {
         assert!(matches!(refused, Err(Error::InvalidInput { .. })), "{refused:?}");
         let refused = other.all_reduce(&floats, &floats, &op, &stream);
         assert!(matches!(refused, Err(Error::InvalidInput { .. })), "{refused:?}");
+        // A factor is one element.
         let refused = comm.pre_mul_sum_from(&floats);
         assert!(matches!(refused, Err(Error::InvalidInput { .. })), "{refused:?}");
 

@@ -3,7 +3,7 @@
 use devcomm_testing::experts::{Batch, Routing};
 use devcomm_testing::machines::on_gpus;
 
-use super::{Memory, whole_step};
+use super::{Memory, WHOLE, checked_step};
 
 /// Some ranks are absent for the others in graphs, and the others for them.
 #[test]
@@ -42,7 +42,7 @@ fn an_absent_rank_need_not_run() {
             let tokens: Vec<_> = (0..ranks).map(|rank| rank + 2).collect();
             let batch = Batch::new(264, 2 * ranks, 2, &tokens, 1).routed(Routing::Random, 1);
             for memory in Memory::of_each(rank, &batch, 4)? {
-                whole_step(rank, &memory, &batch, false)?;
+                checked_step(rank, &memory, &batch, WHOLE)?;
                 if me == 1 {
                     continue;
                 }

@@ -5,7 +5,7 @@ use devcomm_testing::experts::{Batch, Layout, Routing};
 use devcomm_testing::machines::on_gpus;
 use half::bf16;
 
-use super::{FORMS, Memory, factor, few, options};
+use super::{FORMS, Memory, WHOLE, factor, few, options};
 
 /// Dispatches 8-bit floats, and checks every element and scale. Returns the layout.
 pub(super) fn dispatch_f8(
@@ -98,7 +98,7 @@ fn scales_fit_the_largest_and_the_smallest_numbers() {
             *x = blocks[i / 128 % blocks.len()][usize::from(!i.is_multiple_of(5))];
         }
         let memory = Memory::new(rank, options(&batch, 3).f8().blocks(2).threads(64), &batch, 3)?;
-        dispatch_f8(rank, &memory, &batch, false)?;
+        dispatch_f8(rank, &memory, &batch, WHOLE)?;
         memory.experts.check()
     });
 }

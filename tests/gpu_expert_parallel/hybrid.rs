@@ -64,7 +64,7 @@ fn rows_go_to_their_experts_in_other_teams_and_results_return() {
             let memory = memory_of(rank, &batch, 5)?;
             for launch in 0..3 {
                 batch.route(*routing, launch);
-                whole_step(rank, &memory, &batch, launch == 1)?;
+                checked_step(rank, &memory, &batch, launch == 1)?;
             }
         }
         Ok(())
@@ -85,7 +85,7 @@ fn blocks_have_several_messages() {
             let memory = Memory::new(rank, options, &batch, most)?;
             for launch in 0..3 {
                 batch.route([Routing::Random, Routing::Skewed][launch % 2], launch as u64);
-                whole_step(rank, &memory, &batch, launch == 1)?;
+                checked_step(rank, &memory, &batch, launch == 1)?;
             }
         }
         Ok(())
@@ -101,8 +101,8 @@ fn teams_of_one_give_the_bits_of_one_team() {
         let batch = Batch::new(264, 8, 4, &tokens, 9).routed(Routing::Repeated, 2);
         let memory = memory_of(rank, &batch, 4)?;
         // The reference is for one team: `batch.team` is not set.
-        whole_step(rank, &memory, &batch, false)?;
-        whole_step(rank, &memory, &batch, true)
+        checked_step(rank, &memory, &batch, WHOLE)?;
+        checked_step(rank, &memory, &batch, IN_HALVES)
     };
     between_teams(name, &[(2, 1)], step);
     on_gpus(&format!("{name}, one team"), 2, step);
@@ -183,7 +183,7 @@ fn steps_between_teams_are_right_in_many_schedules() {
             let memory = memory_of(rank, &batch, 4)?;
             for launch in 0..3 {
                 batch.route(Routing::Repeated, seed + launch);
-                whole_step(rank, &memory, &batch, launch == 2)?;
+                checked_step(rank, &memory, &batch, launch == 2)?;
             }
             for _ in 0..3 {
                 memory.step(batch.tokens[rank.rank()])?;
@@ -203,7 +203,7 @@ fn experts_that_do_not_exist_are_reported_between_teams() {
         for ids in &mut batch.ids {
             (ids[6], ids[9], ids[19]) = (8, i32::MIN, i32::MAX);
         }
-        let error = whole_step(rank, &memory, &batch, true).unwrap_err().to_string();
+        let error = checked_step(rank, &memory, &batch, IN_HALVES).unwrap_err().to_string();
         assert!(error.contains("3 experts of tokens do not exist"), "{error}");
         // The error is reported once.
         memory.experts.check()

@@ -1,6 +1,7 @@
 //! Tests of `devcomm::ExpertParallel`: every row of every rank is checked.
 
 mod absent;
+mod captured;
 mod f8;
 mod hybrid;
 mod throughput;
@@ -170,8 +171,12 @@ fn few(rank: &Rank, options: ExpertParallelOptions) -> ExpertParallelOptions {
     if rank.is_simulated() { options.blocks(3).threads(96) } else { options }
 }
 
+// How a step runs, as an argument of `checked_step`.
+const WHOLE: bool = false;
+const IN_HALVES: bool = true;
+
 /// Runs a step, in two halves or whole, and checks everything.
-fn whole_step(rank: &Rank, memory: &Memory, batch: &Batch, in_halves: bool) -> Result<()> {
+fn checked_step(rank: &Rank, memory: &Memory, batch: &Batch, in_halves: bool) -> Result<()> {
     let Memory { experts, stream, rows, output, .. } = memory;
     memory.write(rank, batch)?;
     let tokens = memory.tokens(batch.tokens[rank.rank()]);
@@ -220,7 +225,7 @@ fn routed_steps(name: &str, memory: impl Fn(&Rank, &Batch, usize) -> Result<Memo
                 let memory = memory(rank, &batch, 5)?;
                 for launch in 0..3 {
                     batch.route(routing, launch);
-                    whole_step(rank, &memory, &batch, launch == 1)?;
+                    checked_step(rank, &memory, &batch, launch == 1)?;
                 }
             }
             Ok(())
@@ -247,7 +252,7 @@ fn any_number_of_ranks_takes_part() {
                 let routing = [Routing::Random, Routing::Repeated][launch % 2];
                 batch.route(routing, launch as u64);
                 for memory in &memories {
-                    whole_step(rank, memory, &batch, launch > 0)?;
+                    checked_step(rank, memory, &batch, launch > 0)?;
                 }
             }
             Ok(())
@@ -259,7 +264,7 @@ fn any_number_of_ranks_takes_part() {
         for form in FORMS {
             let options = form(options(&batch, 2)).blocks(1).threads(32);
             let memory = Memory::new(rank, options, &batch, 2)?;
-            whole_step(rank, &memory, &batch, false)?;
+            checked_step(rank, &memory, &batch, WHOLE)?;
         }
         Ok(())
     });
@@ -280,7 +285,7 @@ fn rows_are_short_or_long_and_experts_few_or_many() {
             let batch = batch.routed(Routing::Random, 3);
             for memory in Memory::of_each(rank, &batch, most)? {
                 for in_halves in [false, true] {
-                    whole_step(rank, &memory, &batch, in_halves)?;
+                    checked_step(rank, &memory, &batch, in_halves)?;
                 }
             }
         }
@@ -298,7 +303,7 @@ fn tokens_have_any_number_of_a_thousand_experts() {
                 let tokens = &[3, 2][..ranks];
                 let batch = Batch::new(24, 1024, top_k, tokens, 7).routed(Routing::Random, 3);
                 for memory in Memory::of_each(rank, &batch, 3)? {
-                    whole_step(rank, &memory, &batch, top_k % 2 == 0)?;
+                    checked_step(rank, &memory, &batch, top_k % 2 == 0)?;
                 }
             }
             Ok(())
@@ -452,7 +457,7 @@ fn steps_are_right_in_many_schedules() {
             for launch in 0..3 {
                 batch.route(Routing::Repeated, seed + launch);
                 for memory in &memories {
-                    whole_step(rank, memory, &batch, launch == 2)?;
+                    checked_step(rank, memory, &batch, launch == 2)?;
                 }
             }
             Ok(())

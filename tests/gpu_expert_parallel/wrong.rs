@@ -7,7 +7,7 @@ use devcomm_testing::experts::{Batch, Layout, Routing};
 use devcomm_testing::machines::{Gpus, on_gpus};
 use half::bf16;
 
-use super::{FORMS, Memory, few, options, whole_step};
+use super::{FORMS, IN_HALVES, Memory, WHOLE, checked_step, few, options};
 
 #[test]
 fn experts_that_do_not_exist_are_dropped_and_reported() {
@@ -15,11 +15,11 @@ fn experts_that_do_not_exist_are_dropped_and_reported() {
         let batch = Batch::new(64, 8, 4, &[5, 5], 1).routed(Routing::Random, 1);
         for memory in Memory::of_each(rank, &batch, 5)? {
             let mut batch = batch.without(&[]);
-            whole_step(rank, &memory, &batch, false)?;
+            checked_step(rank, &memory, &batch, WHOLE)?;
             for ids in &mut batch.ids {
                 (ids[6], ids[9], ids[19]) = (8, i32::MIN, i32::MAX);
             }
-            let error = whole_step(rank, &memory, &batch, true).unwrap_err().to_string();
+            let error = checked_step(rank, &memory, &batch, IN_HALVES).unwrap_err().to_string();
             assert!(error.contains("3 experts of tokens do not exist"), "{error}");
             // One of them is named, whichever is reported first.
             let named = ["8, number 2 of token 1", "-2147483648, number 1", "2147483647, number 3"];
@@ -154,7 +154,7 @@ fn an_error_between_the_halves_of_an_operation_leaves_its_object_usable() {
                 false => returning.receive(output, None)?,
             }
             drop(returning);
-            whole_step(rank, &memory, &batch, false)?;
+            checked_step(rank, &memory, &batch, WHOLE)?;
             // A capture that ends between the halves, as on an error, leaves the object usable too.
             let ended = stream.capture(|| {
                 let _sent = experts.start_dispatch(tokens(), stream)?;
@@ -162,7 +162,7 @@ fn an_error_between_the_halves_of_an_operation_leaves_its_object_usable() {
             });
             let refused = ended.unwrap_err().to_string();
             assert!(refused.contains("tokens that were sent are not received yet"), "{refused}");
-            whole_step(rank, &memory, &batch, false)?;
+            checked_step(rank, &memory, &batch, WHOLE)?;
             memory.experts.check()?;
         }
         Ok(())

@@ -5,7 +5,7 @@ use devcomm::{
     Buffer, Collectives, CollectivesOptions, Error, GemmAllReduce, Parts, Rank, ReduceOp, Result,
     Simulation, Stream, Window, World, WorldError,
 };
-use devcomm_testing::machines::on_gpus;
+use devcomm_testing::machines::{Gpus, on_gpus};
 use half::bf16;
 
 /// Checks that ranks 0 and 1 were told that they call these, which are done by some plan.
@@ -45,22 +45,37 @@ fn kernels_of_ranks_that_call_something_else_start_on_no_rank() {
         differ(functions, ["AllGather of 128 f32 by ", "reduce_scatter to 32 f32, Sum by "]);
 
         stream.synchronize()?;
-        let mut unchanged = [0.0; 256];
-        recv.copy_to_host(&mut unchanged)?;
-        assert_eq!(unchanged, [5.0; 256]);
+        let mut got = [0.0; 256];
+        recv.copy_to_host(&mut got)?;
+        assert_eq!(got, [5.0; 256]);
         send.copy_from_host(&[1.5; 128])?;
         rank.barrier()?;
         collectives.all_reduce(&from, &to, sum, &stream)?;
         stream.synchronize()?;
-        recv.copy_to_host(&mut unchanged)?;
-        assert_eq!(unchanged[..65], [&[3.0; 64][..], &[5.0]].concat());
+        recv.copy_to_host(&mut got)?;
+        assert_eq!(got[..65], [&[3.0; 64][..], &[5.0]].concat());
         rank.barrier()
     });
 }
 
 #[test]
-fn products_are_not_compared() {
-    on_gpus("products_are_not_compared", 2, |rank| {
+fn products_of_ranks_that_multiply_other_shapes_start_on_no_rank() {
+    on_gpus("products_of_ranks_that_multiply_other_shapes_start_on_no_rank", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (a, b) = (comm.mem_alloc::<bf16>(64 * 64)?, comm.mem_alloc::<bf16>(64 * 64)?);
+        let c = comm.window::<bf16>(64 * 64)?;
+        let product = GemmAllReduce::new(comm, &stream, 64, 64)?;
+        let shapes = product.launch(&a, &b, &c, [64, 64 - 8 * rank.rank(), 64]);
+        differ(shapes, ["product of 64 x 64 x 64 by ", "product of 64 x 56 x 64 by "]);
+        assert!(stream.is_idle()?);
+        product.launch(&a, &b, &c, [64; 3])?;
+        stream.synchronize()
+    });
+}
+
+#[test]
+fn products_are_not_compared_in_an_unchecked_world() {
+    Gpus::new(2).unchecked().run("products_are_not_compared_in_an_unchecked_world", |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let (a, b) = (comm.mem_alloc::<bf16>(64 * 64)?, comm.mem_alloc::<bf16>(64 * 64)?);
         let c = comm.window::<bf16>(64 * 64)?;

@@ -37,10 +37,10 @@ impl Lane {
     fn enqueue(&self, count: usize, ranks: usize) -> Result<()> {
         let Self { collectives, stream, .. } = self;
         let (send, recv) = (self.send.slice(..count)?, self.recv.slice(..count)?);
-        let part = count / ranks;
+        let per_rank = count / ranks;
         collectives.all_reduce(&send, &recv, ReduceOp::Sum, stream)?;
-        collectives.all_gather(&send.slice(..part)?, &recv, stream)?;
-        collectives.reduce_scatter(&send, &recv.slice(..part)?, ReduceOp::Sum, stream)?;
+        collectives.all_gather(&send.slice(..per_rank)?, &recv, stream)?;
+        collectives.reduce_scatter(&send, &recv.slice(..per_rank)?, ReduceOp::Sum, stream)?;
         collectives.all_to_all(&send, &recv, stream)?;
         for algorithm in [Algorithm::Pull, Algorithm::Push] {
             let plan = CollectivePlan { algorithm, blocks: 2, threads: 64 };

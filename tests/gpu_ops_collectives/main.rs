@@ -1,13 +1,16 @@
 //! Tests of `devcomm::Collectives`.
 
 mod any;
+mod captured;
 mod checked;
 mod concurrent;
 mod edges;
+mod ended;
 mod exchange;
 mod long;
 mod numbers;
 mod older;
+mod opposite;
 mod pull;
 mod ranks;
 mod repeated;
@@ -421,26 +424,30 @@ fn quantised(x: f64, scale: f32) -> f64 {
     f64::from(F8E4M3::from_f32(quotient as f32).to_f32())
 }
 
+/// Bounds of the relative errors of RMSNorm: the root and the division round in f32, and the result
+/// of another type is rounded once more, by half a step.
+const F32_ERROR: f64 = 16.0 / (1 << 23) as f64;
+const F16_ERROR: f64 = 1.01 / 2048.0;
+const BF16_ERROR: f64 = 1.01 / 256.0;
+
 #[test]
 fn all_reduces_with_rmsnorm() {
-    // The root and the division round in f32, and the result once more, by half a step of its type.
-    let [single, f16s, bf16s] = [4.0, 4096.0, 32768.0].map(|ulps: f64| ulps * 2f64.powi(-23));
     for ranks in [2, 3, 4] {
         on_gpus("all_reduces_with_rmsnorm", ranks, |rank| {
-            normalises::<f32>(rank, 3, 64, 4.0 * single, None)?;
-            normalises::<f16>(rank, 2, 264, f16s * 1.01, None)?;
-            normalises::<bf16>(rank, 2, 2056, bf16s * 1.01, None)?;
+            normalises::<f32>(rank, 3, 64, F32_ERROR, None)?;
+            normalises::<f16>(rank, 2, 264, F16_ERROR, None)?;
+            normalises::<bf16>(rank, 2, 2056, BF16_ERROR, None)?;
             // In 8-bit floats the largest results saturate, or the smallest are subnormal.
-            normalises::<f32>(rank, 1, 20, 4.0 * single, Some(0.01))?;
-            normalises::<f16>(rank, 3, 72, 4.0 * single, Some(37.0))?;
-            normalises::<bf16>(rank, 2, 264, 4.0 * single, Some(0.01))?;
+            normalises::<f32>(rank, 1, 20, F32_ERROR, Some(0.01))?;
+            normalises::<f16>(rank, 3, 72, F32_ERROR, Some(37.0))?;
+            normalises::<bf16>(rank, 2, 264, F32_ERROR, Some(0.01))?;
             if rank.is_simulated() {
                 return Ok(());
             }
             // The last of these has more tokens than the messages hold; the others need one step.
             for tokens in [64, 128, 256, 300] {
-                normalises::<bf16>(rank, tokens, 8192, bf16s * 1.01, None)?;
-                normalises::<bf16>(rank, tokens, 8192, 8.0 * single, Some(0.01))?;
+                normalises::<bf16>(rank, tokens, 8192, BF16_ERROR, None)?;
+                normalises::<bf16>(rank, tokens, 8192, 2.0 * F32_ERROR, Some(0.01))?;
             }
             Ok(())
         });
@@ -455,7 +462,7 @@ fn more_tokens_than_resident_blocks_are_normalised() {
             // The messages hold all tokens, but the GPU does not have a block for each at once.
             // With two ranks, blocks have several rows; with more, RMSNorm follows the all-reduce.
             let tokens = if rank.is_simulated() { 100 } else { 4500 };
-            normalises::<f32>(rank, tokens, 4, 2f64.powi(-19), None)?;
+            normalises::<f32>(rank, tokens, 4, F32_ERROR, None)?;
             normalises::<bf16>(rank, 7, 2056, 2f64.powi(-7), None)
         });
     }

@@ -130,6 +130,7 @@ fn rows_with_nans_infinities_and_zeros_are_normalised_as_documented() {
             [0.0; 4],
             [3e19, 3e19, -3e19, 3e19],
         ];
+        // The squares of the last row are too large for f32.
         let expected = [[nan; 4], [nan, 0.0, 0.0, 0.0], [0.0; 4], [0.0; 4]];
         let (x, residual) = (comm.mem_alloc::<f32>(16)?, comm.mem_alloc::<f32>(16)?);
         let (weight, output) = (comm.mem_alloc::<f32>(4)?, comm.mem_alloc::<f32>(16)?);

@@ -9,7 +9,7 @@ use devcomm::{
 use devcomm_testing::machines::Gpus;
 use half::{bf16, f16};
 
-use super::{Number, normalises, reduced, sent};
+use super::{BF16_ERROR, F16_ERROR, F32_ERROR, Number, normalises, reduced, sent};
 
 const OLDER: &str = "nccl, as a rank's GPU is older than Hopper";
 const UNREACHED: &str =
@@ -107,10 +107,11 @@ impl Operations<'_> {
 
     /// Rows whose input and residual are 0 become 0.
     fn explains_rmsnorm(&self) -> Result<()> {
-        let stream = &self.stream;
-        let [x, residual] = [self.receiving::<f32>(8, false)?, self.receiving(8, false)?];
-        let (weight, scale) = (self.receiving::<f32>(4, false)?, self.receiving(1, false)?);
-        let output = self.receiving::<F8E4M3>(8, false)?;
+        let (stream, in_window) = (&self.stream, false);
+        let [x, residual] = [self.receiving::<f32>(8, in_window)?, self.receiving(8, in_window)?];
+        let weight = self.receiving::<f32>(4, in_window)?;
+        let scale = self.receiving(1, in_window)?;
+        let output = self.receiving::<F8E4M3>(8, in_window)?;
         [&x, &residual, &weight].into_iter().try_for_each(|slice| stream.fill(slice, 0.0))?;
         stream.fill(&scale, 1.0)?;
         let plain = |c: &Collectives| c.all_reduce_rmsnorm(&x, &residual, &weight, &x, 0.5, stream);
@@ -146,13 +147,12 @@ fn all_operations(rank: &Rank) -> Result<()> {
         operations.exchanges::<f16>(in_window)?;
     }
     operations.explains_rmsnorm()?;
-    let [single, f16s, bf16s] = [4.0, 4096.0, 32768.0].map(|ulps: f64| ulps * 2f64.powi(-23));
-    normalises::<f32>(rank, 3, 64, 4.0 * single, None)?;
-    normalises::<f16>(rank, 2, 264, f16s * 1.01, None)?;
-    normalises::<bf16>(rank, 2, 2056, bf16s * 1.01, None)?;
-    normalises::<f32>(rank, 1, 20, 4.0 * single, Some(0.01))?;
-    normalises::<f16>(rank, 3, 72, 4.0 * single, Some(37.0))?;
-    normalises::<bf16>(rank, 2, 264, 4.0 * single, Some(0.01))
+    normalises::<f32>(rank, 3, 64, F32_ERROR, None)?;
+    normalises::<f16>(rank, 2, 264, F16_ERROR, None)?;
+    normalises::<bf16>(rank, 2, 2056, BF16_ERROR, None)?;
+    normalises::<f32>(rank, 1, 20, F32_ERROR, Some(0.01))?;
+    normalises::<f16>(rank, 3, 72, F32_ERROR, Some(37.0))?;
+    normalises::<bf16>(rank, 2, 264, F32_ERROR, Some(0.01))
 }
 
 #[test]
@@ -176,8 +176,8 @@ fn other_numbers_of_ranks_do_all_operations_by_nccl() {
 fn gpus_before_hopper_normalise_the_longest_rows() {
     let gpus = Gpus::from(Simulation::new(2).compute_capability(8, 0));
     gpus.run("gpus_before_hopper_normalise_the_longest_rows", |rank| {
-        normalises::<bf16>(rank, 1, 16_384, 2f64.powi(-8) * 1.01, None)?;
-        normalises::<f32>(rank, 2, 4100, 2f64.powi(-19), Some(0.01))
+        normalises::<bf16>(rank, 1, 16_384, BF16_ERROR, None)?;
+        normalises::<f32>(rank, 2, 4100, F32_ERROR, Some(0.01))
     });
 }
 

@@ -148,7 +148,7 @@ fn whatever_fails_on_one_rank_is_an_error_on_all_and_a_later_try_is_in_step() {
             |nth: &usize| fails_on_rank_1(what, "ncclMemAlloc", *nth, nth.is_multiple_of(2));
         assert!((0..).take_while(fails).count() >= 3, "{}", what.0);
     }
-    // This call would tell the number of LSA teams.
+    // These four ask for the number of LSA teams by this call.
     for what in &MAKE[..4] {
         for checked in [false, true] {
             assert!(fails_on_rank_1(*what, "ncclCommQueryProperties", 0, checked), "{}", what.0);

@@ -44,7 +44,8 @@ pub enum Step {
         refused: Work,
         stream: usize,
     },
-    /// Enqueues all-reduces of two objects to two streams, on odd ranks in the other order.
+    /// Enqueues two all-reduces, each by an object, of a buffer, to a stream; on odd ranks in the
+    /// other order.
     Opposite([(usize, usize, usize); 2]),
 }
 
@@ -203,9 +204,9 @@ impl Generator {
     fn work(&mut self) -> Work {
         let buffer = self.random.usize(..BUFFERS);
         let object = self.random.usize(..OBJECTS);
-        let large = self.memory[self.buffers[buffer]].iter().any(|[a, b]| a + b > LARGE);
+        let is_large = self.is_large(self.buffers[buffer]);
         match self.random.u32(..8) {
-            _ if large => Work::Fill { buffer, value: self.random.u8(..) as f32 },
+            _ if is_large => Work::Fill { buffer, value: self.random.u8(..) as f32 },
             0..=4 => Work::AllReduce { object, buffer },
             5 => Work::Nccl(buffer),
             6 => {
@@ -214,6 +215,10 @@ impl Generator {
             }
             _ => Work::Fill { buffer, value: self.random.u8(..) as f32 },
         }
+    }
+
+    fn is_large(&self, memory: Memory) -> bool {
+        self.memory[memory].iter().any(|[factor, term]| factor + term > LARGE)
     }
 
     /// Returns the memory that work uses.
@@ -299,8 +304,7 @@ impl Generator {
         };
         let all = work.iter().flat_map(|(_, from, to)| [*from, *to]);
         let all: Vec<_> = all.collect();
-        let is_large = |memory: &Memory| self.memory[*memory].iter().any(|[a, b]| a + b > LARGE);
-        if all.iter().any(is_large) {
+        if all.iter().any(|memory| self.is_large(*memory)) {
             return;
         }
         if all.iter().any(|memory| !self.buffers.contains(memory)) {
@@ -361,7 +365,7 @@ impl Generator {
     fn group(&mut self, stream: usize) {
         let buffer = self.random.usize(..BUFFERS);
         let memory = self.buffers[buffer];
-        if self.memory[memory].iter().any(|[a, b]| a + b > LARGE) {
+        if self.is_large(memory) {
             return;
         }
         self.order(&[memory], stream);
@@ -381,8 +385,7 @@ impl Generator {
         let second = (first + self.random.usize(1..STREAMS)) % STREAMS;
         let [a, b] = [self.random.usize(..3), self.random.usize(3..BUFFERS)];
         let memory = [self.buffers[a], self.buffers[b]];
-        let is_large = |memory: &Memory| self.memory[*memory].iter().any(|[a, b]| a + b > LARGE);
-        if memory.iter().any(is_large) {
+        if memory.into_iter().any(|memory| self.is_large(memory)) {
             return;
         }
         // Nothing else is in flight.

@@ -69,7 +69,7 @@ fn another_librarys_stream_by_its_handle() {
         // The stream was not destroyed.
         require_works(comm, &owner)?;
 
-        // NULL and CU_STREAM_LEGACY.
+        // These are NULL and CU_STREAM_LEGACY.
         for raw in [0, 1].map(std::ptr::without_provenance_mut) {
             // SAFETY: the default stream always exists.
             let default = unsafe { Stream::from_raw(rank.context(), raw) };

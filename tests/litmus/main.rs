@@ -3,10 +3,10 @@
 //!
 //! A program of the memory model has a set of *outcomes*, with every old value that a weak load may
 //! see. The set must contain each outcome that the model allows, except those in [`limits`], and
-//! none that it forbids. A protocol must pass in every order with at most
-//! one preemption, or with none, and each weakened form of it must be reported.
+//! none that it forbids. A protocol must pass in every order with at most one preemption, or with
+//! none, and each weakened form of it must be reported.
 //!
-//! `check_exhaustive` fails if it has not tried all orders: so a test that passes has.
+//! `check_exhaustive` fails if it has not tried all orders, so a test that passes has tried them.
 
 mod barrier;
 mod coherence;

@@ -6,9 +6,8 @@
 //! names the right line; the originals must pass in every schedule.
 //!
 //! `cargo xtask mutants` runs it. If `DEVCOMM_MUTANTS` names a program, only its mutants run.
-//! `DEVCOMM_SCHEDULES` is the number of schedules, or a range of
-//! them, such as `1000..2000`. Originals that take long run in fewer schedules, unless
-//! `DEVCOMM_ORIGINALS` is `all`.
+//! `DEVCOMM_SCHEDULES` is the number of schedules, or a range of them, such as `1000..2000`.
+//! Originals that take long run in fewer schedules, unless `DEVCOMM_ORIGINALS` is `all`.
 
 mod programs;
 mod table;
@@ -32,7 +31,7 @@ struct Mutant {
     /// The text of the changed line, and its index among the lines of the file with this text.
     line: (&'static str, usize),
     change: Change,
-    /// Texts of lines, of which the report must name one that contains one of them.
+    /// Texts: the report must name a line that contains one of them.
     names: &'static [&'static str],
 }
 

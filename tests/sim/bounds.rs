@@ -11,7 +11,7 @@ use crate::failures::failure_of;
 
 /// Stores to an element of a peer, which may not be there.
 #[kernel]
-pub unsafe fn stores_behind(out: Window<u32>, peer: i32, at: usize) {
+pub unsafe fn stores_beyond(out: Window<u32>, peer: i32, at: usize) {
     if thread::thread_idx_x() == 3 {
         // SAFETY: the index may be invalid, which the simulator reports.
         unsafe { out.lsa(peer).store(at, 1) };
@@ -28,7 +28,7 @@ unsafe fn stores_a_byte_at(address: usize) {
 fn an_access_outside_a_window_is_reported_before_it_happens() {
     let error_at = |peer: i32, at: usize| {
         failure(Simulation::new(2), |gpu| {
-            gpu.launch(stores_behind::args(&gpu.window(&[0_u32; 100])?, peer, at).grid(1).block(4))
+            gpu.launch(stores_beyond::args(&gpu.window(&[0_u32; 100])?, peer, at).grid(1).block(4))
         })
     };
     let error = error_at(1, 104);
@@ -81,7 +81,7 @@ fn more_static_shared_memory_than_a_block_has_is_reported() {
 }
 
 #[kernel]
-unsafe fn writes_plainly_behind(out: *mut u32, at: usize) {
+unsafe fn writes_plainly_beyond(out: *mut u32, at: usize) {
     // SAFETY: the index may be invalid: then the simulator reports the fault.
     unsafe { out.add(at).write_volatile(1) };
 }
@@ -94,7 +94,7 @@ fn a_plain_access_to_unmapped_memory_is_an_error_and_no_crash() {
     let error_at = |at: usize| {
         failure(Simulation::new(1), |gpu| {
             gpu.launch(
-                writes_plainly_behind::args(&gpu.buffer(&[0_u32; PAGE])?, at).grid(1).block(1),
+                writes_plainly_beyond::args(&gpu.buffer(&[0_u32; PAGE])?, at).grid(1).block(1),
             )
         })
     };
@@ -112,7 +112,7 @@ fn a_plain_access_to_unmapped_memory_is_an_error_and_no_crash() {
     // The program continues.
     let written = simulate(Simulation::new(1), |gpu| {
         let out = gpu.buffer(&[0_u32; PAGE])?;
-        gpu.launch(writes_plainly_behind::args(&out, PAGE - 1).grid(1).block(1))?;
+        gpu.launch(writes_plainly_beyond::args(&out, PAGE - 1).grid(1).block(1))?;
         read(&out)
     });
     assert_eq!(written[0][PAGE - 1], 1);

@@ -106,7 +106,7 @@ unsafe fn warps_meet() {
 #[test]
 fn the_last_warp_of_a_block_may_have_fewer_lanes() {
     simulate(Simulation::new(1).multiprocessors(1), |gpu| {
-        // The blocks of the second launch have the warps of those of the first.
+        // The blocks of the second launch reuse the warps of the first, the last with fewer lanes.
         gpu.launch(warps_meet::args().grid(2).block(96))?;
         gpu.launch(warps_meet::args().grid(4).block(72))
     });

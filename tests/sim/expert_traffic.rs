@@ -190,8 +190,8 @@ fn most_tokens(batch: &Batch) -> usize {
 /// Returns the tokens in each message that a rank sends to another team.
 fn messages(batch: &Batch, rank: usize) -> impl Iterator<Item = Range<usize>> {
     let (most, tokens) = (most_tokens(batch), batch.tokens[rank]);
-    let each = most.div_ceil(BLOCKS);
-    (0..most).step_by(each).map(move |first| first.min(tokens)..(first + each).min(tokens))
+    let size = most.div_ceil(BLOCKS);
+    (0..most).step_by(size).map(move |first| first.min(tokens)..(first + size).min(tokens))
 }
 
 /// Returns whether a token of a rank has experts in another rank's team.

@@ -14,7 +14,7 @@ use nccl_device::{
     BarrierIndex, Coop, DevComm, Flag, Flags, LamportMemory, LamportSlots, MemoryOrder, Window,
 };
 
-use crate::bounds::stores_behind;
+use crate::bounds::stores_beyond;
 
 fn barriers(count: u32) -> DevCommRequirements {
     DevCommRequirements::new().lsa_barriers(count)
@@ -102,7 +102,7 @@ fn a_machine_of_a_failed_kernel_is_over_and_others_go_on() {
     let texts = run(&world, |gpu| {
         let args = (&gpu.window(&[0_u32])?, 1, 1_usize);
         let launch = || {
-            let launch = stores_behind::with_args(args).grid(1).block(4);
+            let launch = stores_beyond::with_args(args).grid(1).block(4);
             gpu.launch(launch).map_err(text_of).unwrap_err()
         };
         // As on a GPU, every later call fails with the same error.
@@ -121,7 +121,7 @@ fn a_machine_of_a_failed_kernel_is_over_and_others_go_on() {
 fn a_launch_after_a_failed_kernel_says_what_has_failed() {
     let text = run(&world(Simulation::new(2)), |gpu| {
         let (dev, out) = (gpu.dev_comm(barriers(1))?, gpu.window(&[0_u32])?);
-        let first = gpu.launch(stores_behind::args(&out, 1, 1_usize).grid(1).block(4));
+        let first = gpu.launch(stores_beyond::args(&out, 1, 1_usize).grid(1).block(4));
         let next = gpu.launch(rank_1_skips::args(&dev).grid(1).block(32));
         Ok([first, next].map(|launch| launch.unwrap_err().to_string()))
     });

@@ -153,3 +153,23 @@ fn what_the_host_ends_under_a_running_kernel_is_reported_at_the_call() {
         assert!(text.starts_with(call) && text.contains(want), "{text}");
     }
 }
+
+#[kernel]
+fn does_nothing() {}
+
+#[test]
+fn a_graph_that_is_launched_after_the_module_of_its_kernel_is_unloaded_is_reported() {
+    let machine = Machine::new(&Simulation::new(1)).unwrap();
+    run_ranks_on(&machine, |rank| {
+        let (stream, body) = (rank.stream(), <does_nothing as Kernel>::BODY.unwrap());
+        let launch = || rank.launch_kernel(&body, (1, 32), stream, &[]);
+        let graph = rank.capture(stream, launch);
+        rank.launch(graph, stream);
+        assert_eq!(rank.wait_for(stream), None);
+        assert_eq!(cuda!(cuModuleUnload(rank.module)), OK);
+        rank.launch(graph, stream);
+        assert!(rank.wait_for(stream).is_some());
+    });
+    let text = machine.failure().unwrap().to_string();
+    assert!(text.starts_with("does_nothing cannot be launched: its module was unloaded"), "{text}");
+}

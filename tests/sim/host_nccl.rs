@@ -89,7 +89,7 @@ fn reduced<T: Copy + Send + Sync>(values: [T; 2], data_type: c_int, op: c_int) -
 
 #[test]
 fn all_types_are_reduced_as_what_they_are_by_every_operator() {
-    // Sum, product, maximum, minimum and average.
+    // These are NCCL's numbers of sum, product, maximum, minimum and average.
     for (op, result) in [(0, 8.0), (1, 15.0), (2, 5.0), (3, 3.0), (4, 4.0)] {
         assert_eq!(reduced([3.0_f32, 5.0], 7, op), result);
         assert_eq!(reduced([3.0_f64, 5.0], 8, op), f64::from(result));

@@ -6,28 +6,48 @@ use std::sync::Barrier;
 
 use cuda_std::prelude::*;
 use devcomm::sim::{Error, Machine};
-use devcomm::{CommConfig, Lag, Result, Simulation};
+use devcomm::{
+    Collectives, CommConfig, Communicator, DevCommRequirements, Lag, ReduceOp, Result, Simulation,
+    World,
+};
 use devcomm_testing::simulated::{Gpu, failure, run, simulate, world};
 use nccl_device::{DevComm, Window};
 
 use crate::nccl_threads::{OK, cuda, retain};
 
+/// A call that waits for the other ranks of a communicator.
+type Call = fn(&Gpu<'_>, &Communicator) -> Result<()>;
+
 #[test]
 fn a_deadlock_of_the_ranks_on_the_host_names_the_call_that_each_rank_is_in() {
-    let error = failure(Simulation::new(2), |gpu| {
-        let [a, b] = [(); 2].map(|()| gpu.new_communicator(&CommConfig::new()));
-        let (a, b) = (a?, b?);
-        if gpu.rank() == 0 {
-            return a.barrier();
+    let calls: [(&str, Call); 6] = [
+        ("barrier", |_, comm| comm.barrier()),
+        ("register_window", |_, comm| comm.window::<u32>(8).map(drop)),
+        ("create_dev_comm", |_, comm| comm.create_dev_comm(DevCommRequirements::new()).map(drop)),
+        ("split", |_, comm| comm.split(Some(0), 0, &CommConfig::new()).map(drop)),
+        ("Collectives::new", |_, comm| Collectives::new(comm).map(drop)),
+        ("ncclAllReduce", |gpu, comm| {
+            let ones = gpu.buffer(&[1_u32; 8])?;
+            comm.all_reduce(&ones, &ones, ReduceOp::Sum, &gpu.stream()?)
+        }),
+    ];
+    for (name, call) in calls {
+        let world = World::builder().checked(true).simulate(Simulation::new(2)).threads(2).unwrap();
+        let ran = run(&world, |gpu| {
+            let comm = gpu.new_communicator(&CommConfig::new())?;
+            // Rank 0 is in an exchange of the world, rank 1 in one of the communicator.
+            if gpu.rank() == 0 { gpu.barrier() } else { call(gpu, &comm) }
+        });
+        assert!(ran.is_err(), "{name}");
+        let text = world.simulated_machine().and_then(Machine::failure).unwrap().to_string();
+        for line in [
+            "host: rank 0 is in a wait for another thread: exchange of 2 ranks for barrier",
+            &format!(
+                "host: rank 1 is in a wait for another thread: exchange of 2 ranks for {name}"
+            ),
+        ] {
+            assert!(text.contains(line), "{name}: {text}");
         }
-        b.window::<u32>(8).map(drop)
-    });
-    let text = error.to_string();
-    for line in [
-        "host: rank 0 is in a wait for another thread: exchange of 2 ranks for barrier",
-        "host: rank 1 is in a wait for another thread: exchange of 2 ranks for register_window",
-    ] {
-        assert!(text.contains(line), "{text}");
     }
 }
 
@@ -60,7 +80,7 @@ unsafe fn reads_rank_0(comm: DevComm, words: Window<u32>, out: Window<u32>) {
 /// Writes by rank 0's stream, calls `order`, and reads by rank 1's kernel.
 fn write_then_read(gpu: &Gpu<'_>, order: impl Fn(&Gpu<'_>) -> Result<()>) -> Result<()> {
     let (words, out) = (gpu.window(&[1_u32])?, gpu.window(&[0_u32])?);
-    let comm = gpu.dev_comm(devcomm::DevCommRequirements::new())?;
+    let comm = gpu.dev_comm(DevCommRequirements::new())?;
     let stream = gpu.stream()?;
     if gpu.rank() == 0 {
         stream.fill(&words, 7)?;
@@ -85,7 +105,7 @@ fn work_of_two_ranks_races_although_the_host_happens_to_start_one_after_the_othe
     for simulation in orders() {
         let error = failure(simulation, |gpu| write_then_read(gpu, |_| Ok(())));
         let Error::Race(race) = &*error else { panic!("{error}") };
-        // Ranks 0 and 1, in either order.
+        // These are ranks 0 and 1, in either order.
         assert_eq!([race.access.rank, race.other.rank].iter().sum::<usize>(), 1, "{race}");
         let text = race.to_string();
         // The report has the kernel's name of the memory, whichever of the two comes later.

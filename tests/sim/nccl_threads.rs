@@ -6,7 +6,7 @@ use std::ptr::{null, null_mut};
 
 use devcomm_sim::{Machine, Simulation};
 use devcomm_sys::driver::{
-    CUgraph, CUgraphExec, CUlaunchConfig, CUresult, CUstream, CUstreamCaptureMode,
+    CUgraph, CUgraphExec, CUlaunchConfig, CUmodule, CUresult, CUstream, CUstreamCaptureMode,
 };
 use devcomm_sys::nccl::{Config, RawComm, RawStream, RawUniqueId};
 use devcomm_types::HostBody;
@@ -46,6 +46,8 @@ pub struct Thread {
     pub me: usize,
     n: usize,
     pub machine: Machine,
+    /// The module of the kernels that it launches.
+    pub module: CUmodule,
     /// The unique id of a communicator of all threads.
     id: RawUniqueId,
     /// Addresses from `ncclMemAlloc`, freed when the `Thread` is dropped.
@@ -72,8 +74,8 @@ pub fn run_ranks_on<T: Send>(machine: &Machine, f: impl Fn(&Thread) -> T + Sync)
             scope.spawn(move || {
                 let _attached = ticket.attach();
                 retain(me);
-                let machine = machine.clone();
-                f(&Thread { me, n, machine, id, memory: Cell::default() })
+                let (machine, module) = (machine.clone(), machine.load_module());
+                f(&Thread { me, n, machine, module, id, memory: Cell::default() })
             })
         };
         let threads: Vec<_> = tickets.into_iter().enumerate().map(start).collect();
@@ -220,7 +222,7 @@ impl Thread {
             attrs: null_mut(),
             numAttrs: 0,
         };
-        let function = self.machine.bind(body);
+        let function = self.machine.bind(self.module, body);
         let (config, params) = (&raw const config, params.as_mut_ptr());
         let code = cuda!(cuLaunchKernelEx(config, function, params, null_mut()));
         assert_eq!(code, OK);

@@ -162,7 +162,8 @@ fn the_device_communicator_is_filled_as_nccl_fills_it() {
         // 2 is PROXY.
         assert_eq!(dev.gin_net_device_types, [2, 0, 0, 0]);
         assert_eq!((dev.gin_context_count, dev.gin_counter_count), (7, 4));
-        // The user's signals, then those of hybrid rail, rail, world and hybrid dense barriers.
+        // The user's signals come first, then those of hybrid rail, rail, world and hybrid dense
+        // barriers.
         let first = |barrier: raw::GinBarrierHandle| barrier.signal0;
         assert_eq!(first(dev.hybrid_rail_gin_barrier), 16);
         assert_eq!(first(dev.rail_gin_barrier), 16 + 3 * 2);
@@ -170,7 +171,7 @@ fn the_device_communicator_is_filled_as_nccl_fills_it() {
         assert_eq!(first(dev.hybrid_dense_gin_barrier), 16 + 3 * 2 + 4 * 2 + 5 * 6);
         assert_eq!(dev.gin_signal_count, 16 + 3 * 2 + 4 * 2 + 5 * 6 + 3 * 6);
         assert_eq!((dev.gin_connection_stride, dev.gin_context_stride), (1, 1));
-        // NCCL's value for a stride of 1.
+        // NCCL has this value for a stride of 1.
         assert_eq!(dev.gin_connection_stride_rcp32, 0);
         assert_eq!(dev.hybrid_lsa_barrier.n_barriers, 3);
         assert!(dev.gin_strong_legacy_signals && !dev.lsa_multimem.base.is_null());

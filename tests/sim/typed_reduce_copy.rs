@@ -257,6 +257,7 @@ macro_rules! check_types {
     ($name:ident: $kernel:ident $ops:tt; $($type:ident)*) => {
         #[test]
         fn $name() {
+            // Each invocation has its own seed: its line.
             trials(line!().into(), |gpu, rng| {
                 $( check_types!(@ gpu rng $kernel $type $ops); )*
                 Ok(())

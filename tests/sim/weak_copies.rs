@@ -141,7 +141,7 @@ fn with_weak_memory_a_source_that_is_overwritten_before_the_wait_gives_wrong_dat
         assert_eq!(copied(Simulation::new(1), operation, 1), [1.0; 32], "{name}");
         assert!(seeds(0).all(|row| row == [1.0; 32]), "{name}");
         let early: Vec<_> = seeds(1).collect();
-        // Pieces of 16 bytes have been read before or after.
+        // Each piece of 16 bytes has been read before or after the stores.
         let pieces = || early.iter().flat_map(|row| row.chunks(4));
         assert!(pieces().all(|piece| piece == [1.0; 4] || piece == [2.0; 4]), "{name}: {early:?}");
         let is_torn = |row: &Vec<f32>| row.contains(&1.0) && row.contains(&2.0);

@@ -4,6 +4,7 @@
 //! `devcomm-cli`.
 
 mod cpp;
+mod mpich;
 mod mutants;
 mod nvcc;
 mod pack;

@@ -30,6 +30,7 @@ use devcomm_cli::cuda;
 use devcomm_cli::setup::{Optional, setup};
 use devcomm_locate::{find_gin_loopback, gin_support};
 
+use crate::mpich;
 use crate::process_group::{End, ProcessGroup};
 use crate::project::{Project, cargo};
 use hangs::HangDetector;
@@ -51,12 +52,24 @@ pub fn test() -> Result<u8> {
     let features: &[&str] = if cuda::has_gpus() { &["--features", "ptx"] } else { &[] };
     let mut tally = Tally::default();
     println!("\n== build ==");
-    match programs::build(&Project::open()?, features)? {
+    match programs::build(&Project::open()?, features, &launcher())? {
         Some(programs) => run_all(&programs, features, limit, &mut tally)?,
         None => tally.fail("the tests do not compile, see above".to_owned()),
     }
     print!("{}", tally.verdict());
     Ok(u8::from(tally.failures() > 0))
+}
+
+/// Returns the environment variable with MPICH's launcher; none if it cannot be fetched, and then the
+/// test that needs it is skipped.
+fn launcher() -> Vec<(&'static str, String)> {
+    match mpich::mpiexec() {
+        Ok(path) => vec![(mpich::VARIABLE, path.display().to_string())],
+        Err(error) => {
+            eprintln!("warning: continuing without the launcher of MPICH: {error:#}");
+            Vec::new()
+        }
+    }
 }
 
 fn time_limit(seconds: Option<&str>) -> Result<Duration> {

@@ -41,7 +41,7 @@ pub fn check() -> Result<Option<String>> {
 pub fn unpack(wheel: &Path, to: &Path) -> Result<()> {
     ensure!(wheel.is_file(), "there is no wheel {}; `maturin build` makes it", wheel.display());
     let mut unzip = Command::new("python3");
-    unzip.args(["-m", "zipfile", "-e"]).arg(wheel).arg(to);
+    unzip.args(["-I", "-m", "zipfile", "-e"]).arg(wheel).arg(to);
     run(&mut unzip, "python3 -m zipfile")
 }
 

@@ -21,7 +21,8 @@
 //! where that is proved, transitively through all calls that it passes the coop to, the coop is
 //! passed by pointer.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
+use std::hash::Hash;
 
 use crate::llvm::{AttributePlace, Failure, Function, Instruction, Module, Opcode, Result, Value};
 
@@ -69,13 +70,13 @@ pub(crate) fn pass_coops_by_pointer(nccl: &Module<'_>) -> Result<usize> {
     // Only the attribute's kind is used, whatever the size.
     let by_value = nccl.context().by_value(1)?;
     let functions = nccl.functions();
-    let mut readers = ReadOnlyParams::default();
+    let mut readers = ReadOnly(HashSet::new());
     let mut passed = Vec::new();
     for function in &functions {
         for (index, parameter) in function.parameters().into_iter().enumerate() {
             let at = AttributePlace::Argument(index as u32);
             let copied = function.attribute_type(at, by_value);
-            if copied.is_some_and(|ty| ty.text() == COOP) && readers.only_reads(parameter) {
+            if copied.is_some_and(|ty| ty.text() == COOP) && readers.has(parameter, passed_to) {
                 passed.push((function, at));
             }
         }
@@ -111,55 +112,64 @@ fn copies_coop(call: Instruction<'_>) -> bool {
         && operands[0].allocated_type().is_some_and(|ty| ty.text() == COOP)
 }
 
-/// Examined parameters: whether the function and all its callees only read them.
-#[derive(Default)]
-struct ReadOnlyParams(HashMap<(String, usize), bool>);
+/// Parameters that their functions only read, and so do all functions to which they pass them.
+struct ReadOnly<P>(HashSet<P>);
 
-impl ReadOnlyParams {
-    fn only_reads(&mut self, pointer: Value<'_>) -> bool {
-        pointer.users().into_iter().all(|user| {
-            let Some(user) = user.as_instruction() else { return false };
-            match user.opcode() {
-                Opcode::Load => true,
-                Opcode::Address => self.only_reads(*user),
-                Opcode::Call => self.call_only_reads(user, pointer),
-                Opcode::FloatCast | Opcode::Other => false,
-            }
-        })
+impl<P: Clone + Eq + Hash> ReadOnly<P> {
+    /// Returns whether a parameter is one of these. `passed_to` returns the parameters as which a
+    /// function passes its parameter on, or `None` if it does more than read it.
+    fn has(&mut self, parameter: P, passed_to: impl Fn(&P) -> Option<Vec<P>>) -> bool {
+        let mut reached = HashSet::from([parameter.clone()]);
+        let mut next = vec![parameter];
+        while let Some(parameter) = next.pop() {
+            let Some(passed) = passed_to(&parameter) else { return false };
+            // A recursive call reaches nothing else.
+            let new = passed.into_iter().filter(|to| !self.0.contains(to));
+            next.extend(new.filter(|to| reached.insert(to.clone())));
+        }
+        self.0.extend(reached);
+        true
     }
+}
 
-    fn call_only_reads(&mut self, call: Instruction<'_>, pointer: Value<'_>) -> bool {
-        let Some((called, arguments)) = call.call() else { return false };
-        let operands = call.operands();
-        let mut indices = (0..arguments).filter(|index| operands.get(*index) == Some(&pointer));
-        let Some(function) = called.as_function() else {
-            // A function of the coop's table: `check_targets` has checked them.
-            return is_indirect_with_one_argument(call);
-        };
-        let name = function.name();
-        if name.starts_with("llvm.lifetime.") {
-            return true;
+/// Returns the parameters as which the uses of a pointer pass it on; `None` if one of them does
+/// more than read it.
+fn passed_to<'m>(pointer: &Value<'m>) -> Option<Vec<Value<'m>>> {
+    let mut passed = Vec::new();
+    for user in pointer.users() {
+        let user = user.as_instruction()?;
+        match user.opcode() {
+            Opcode::Load => {}
+            Opcode::Address => passed.extend(passed_to(&user)?),
+            Opcode::Call => passed.extend(passed_by(user, pointer)?),
+            Opcode::FloatCast | Opcode::Other => return None,
         }
-        if name.starts_with("llvm.memcpy.") {
-            const SOURCE: usize = 1;
-            return indices.all(|index| index == SOURCE);
-        }
-        if function.is_declaration() {
-            return false;
-        }
-        let parameters = function.parameters();
-        indices.all(|index| {
-            let key = (name.clone(), index);
-            if let Some(known) = self.0.get(&key) {
-                return *known;
-            }
-            // A recursive call adds no other use.
-            self.0.insert(key.clone(), true);
-            let reads = parameters.get(index).is_some_and(|parameter| self.only_reads(*parameter));
-            self.0.insert(key, reads);
-            reads
-        })
     }
+    Some(passed)
+}
+
+/// Returns the parameters as which a call passes a pointer on; `None` if it may do more than read.
+fn passed_by<'m>(call: Instruction<'m>, pointer: &Value<'m>) -> Option<Vec<Value<'m>>> {
+    let (called, arguments) = call.call()?;
+    let operands = call.operands();
+    let mut indices = (0..arguments).filter(|index| operands.get(*index) == Some(pointer));
+    let Some(function) = called.as_function() else {
+        // A function of the coop's table: `check_targets` has checked them.
+        return is_indirect_with_one_argument(call).then(Vec::new);
+    };
+    let name = function.name();
+    if name.starts_with("llvm.lifetime.") {
+        return Some(Vec::new());
+    }
+    if name.starts_with("llvm.memcpy.") {
+        const SOURCE: usize = 1;
+        return indices.all(|index| index == SOURCE).then(Vec::new);
+    }
+    if function.is_declaration() {
+        return None;
+    }
+    let parameters = function.parameters();
+    indices.map(|index| parameters.get(index).copied()).collect()
 }
 
 fn refuse<T>(reason: &str) -> Result<T> {
@@ -245,4 +255,32 @@ fn only_read(pointer: Value<'_>) -> bool {
             _ => false,
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::ReadOnly;
+
+    /// Returns which parameters are only read, asked for one after the other: `b` and `c` pass
+    /// theirs to each other, `c` also to `a`, which stores to it; `d` and `e` only to each other.
+    fn are_read_only(asked: &[&'static str]) -> Vec<bool> {
+        let mut readers = ReadOnly(HashSet::new());
+        let passed_to = |parameter: &&str| match *parameter {
+            "a" => None,
+            "b" => Some(vec!["c"]),
+            "c" => Some(vec!["b", "a"]),
+            "d" => Some(vec!["e", "d"]),
+            _ => Some(vec!["d"]),
+        };
+        asked.iter().map(|parameter| readers.has(*parameter, passed_to)).collect()
+    }
+
+    #[test]
+    fn functions_that_call_each_other_only_read_a_parameter_if_all_of_them_do() {
+        assert_eq!(are_read_only(&["b", "c", "b", "a"]), [false; 4]);
+        assert_eq!(are_read_only(&["c", "b"]), [false; 2]);
+        assert_eq!(are_read_only(&["d", "e", "d"]), [true; 3]);
+    }
 }

@@ -81,7 +81,7 @@ impl FusedGemm<AllGather> {
     /// of another context; those of [`Gemm::new`](crate::Gemm::new) and
     /// [`Collectives::new`](crate::Collectives::new).
     pub fn new(comm: &Communicator, stream: &Stream, m: usize, k: usize) -> Result<Self> {
-        comm.together("AllGatherGemm::new", || {
+        Self::create(comm, || {
             let (base, gathered, can) = Base::of_rows(comm, stream, [m, k])?;
             let overlaps = can && comm.n_ranks() > 1;
             let fusion = AllGather { overlaps, gathered, fused: OnceCell::new() };

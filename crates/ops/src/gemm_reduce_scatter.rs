@@ -72,7 +72,7 @@ impl FusedGemm<ReduceScatter> {
     /// stream of another context; those of [`Gemm::new`](crate::Gemm::new) and
     /// [`Collectives::new`](crate::Collectives::new).
     pub fn new(comm: &Communicator, stream: &Stream, m: usize, n: usize) -> Result<Self> {
-        comm.together("GemmReduceScatter::new", || {
+        Self::create(comm, || {
             let (base, product, can) = Base::of_rows(comm, stream, [m, n])?;
             let exchanges = can && RANKS.0.contains(&comm.n_ranks());
             let fusion = ReduceScatter { exchanges, product, wide: OnceCell::new() };

@@ -15,10 +15,10 @@ unsafe fn allreduce(comm: DevComm, send: Window<f32>, recv: Window<f32>, count: 
     let team = comm.lsa_team();
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
     barrier.sync(MemoryOrder::Acquire);
-    let each = count / team.n_ranks as usize;
-    let begin = each * team.rank as usize;
+    let share = count / team.n_ranks as usize;
+    let begin = share * team.rank as usize;
     let mut i = begin + thread::index_1d() as usize;
-    while i < begin + each {
+    while i < begin + share {
         let mut sum = 0.0;
         for peer in 0..team.n_ranks {
             // SAFETY: `i` is below `count`; the barriers order the accesses.
@@ -146,8 +146,11 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Returns the processor time of the fastest of five launches in seconds, and the number of thread
-/// switches per launch.
+/// The launches of a measurement.
+const LAUNCHES: u64 = 5;
+
+/// Returns the processor time of the fastest launch in seconds, and the number of thread switches
+/// per launch.
 fn best<L: Fn(&Gpu<'_>) -> Result<()>>(
     simulation: Simulation,
     prepare: impl Fn(&Gpu<'_>) -> Result<L> + Sync,
@@ -155,7 +158,7 @@ fn best<L: Fn(&Gpu<'_>) -> Result<()>>(
     let world = world(simulation);
     let of_ranks = run(&world, |gpu| {
         let (launch, mut best) = (prepare(gpu)?, f64::MAX);
-        for _ in 0..5 {
+        for _ in 0..LAUNCHES {
             gpu.barrier()?;
             let begun = processor_time();
             launch(gpu)?;
@@ -164,5 +167,5 @@ fn best<L: Fn(&Gpu<'_>) -> Result<()>>(
         Ok(best)
     })?;
     let switches = world.simulated_machine().map_or(0, |machine| machine.activity().switches);
-    Ok((of_ranks[0], switches / 5))
+    Ok((of_ranks[0], switches / LAUNCHES))
 }

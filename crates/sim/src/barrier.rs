@@ -178,8 +178,8 @@ impl Block {
     }
 }
 
-/// Wakes the threads at barrier `id` except `except`, if all have arrived, at least one of them;
-/// returns whether they have.
+/// Wakes the threads at barrier `id`, except `except`, if all have arrived; returns whether they
+/// have.
 fn release_if_complete(block: &Block, id: u32, except: Option<&Thread>) -> bool {
     let barrier = &block.barriers[id as usize];
     let needed = match barrier.count.get() {

@@ -78,7 +78,7 @@ impl Cluster {
             let races = &thread.gpus().memory.races;
             match self.relaxed.get() {
                 true => races.meet(threads),
-                false => races.barrier(threads, true),
+                false => races.barrier(threads, /* whole blocks */ true),
             }
         }
         waiting().for_each(Thread::wake);
@@ -94,7 +94,7 @@ impl Cluster {
         self.running().for_each(|block| block.threads().filter(waits).for_each(Thread::wake));
     }
 
-    /// Completes the barrier for threads that waited only for a thread that has exited.
+    /// Counts a thread that has exited, and completes the barrier if the others wait for it alone.
     pub(crate) fn thread_ended(&self) {
         self.live.set(self.live.get() - 1);
         if self.arrived.get() > 0 {

@@ -102,10 +102,10 @@ impl State {
         self.waiting.get_mut(number).map(|(_, kept)| kept)
     }
 
-    /// Replaces each piece that waits for `awaited` by the result of `each`: `None` if it landed.
-    fn advance(&mut self, awaited: Awaited, each: impl FnMut(Pending) -> Option<Pending>) {
+    /// Replaces each piece that waits for `awaited` by the result of `step`: `None` if it landed.
+    fn advance(&mut self, awaited: Awaited, step: impl FnMut(Pending) -> Option<Pending>) {
         let Some(kept) = self.get(awaited) else { return };
-        *kept = std::mem::take(kept).into_iter().filter_map(each).collect();
+        *kept = std::mem::take(kept).into_iter().filter_map(step).collect();
         if kept.is_empty() {
             let number = self.numbers.remove(&awaited);
             number.map(|number| self.waiting.remove(&number));
@@ -150,6 +150,11 @@ impl Copies {
             }
             Some(kept)
         });
+    }
+
+    /// Ends a wait for `awaited`: all pieces are read, and land.
+    fn end_all(&self, memory: &Memory, awaited: Awaited) {
+        self.end(memory, awaited, 0, false);
     }
 
     /// Ends a wait for `awaited`: the pieces that at least `commits` commits follow are read, and
@@ -204,7 +209,7 @@ impl Thread {
                 kept.into_iter().flatten().for_each(|kept| kept.commits += 1);
             }
             Event::BarrierWaited(barrier) => {
-                copies.end(memory, Awaited::Barrier(barrier), 0, false);
+                copies.end_all(memory, Awaited::Barrier(barrier));
             }
             Event::Wait { engine, pending, reads_only } => {
                 if let Some(awaited) = Awaited::of(engine, self.number()) {
@@ -220,7 +225,7 @@ impl Thread {
         let Gpus { copies, memory, .. } = self.gpus();
         let thread = self.number();
         for awaited in [Awaited::Bulk { thread }, Awaited::CpAsync { thread }] {
-            copies.end(memory, awaited, 0, false);
+            copies.end_all(memory, awaited);
         }
     }
 

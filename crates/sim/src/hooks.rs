@@ -23,7 +23,7 @@ use crate::thread::{Thread, Wait};
 use crate::warp::{self, Lane, Op};
 
 /// The number of accesses after which a thread yields, so that a thread that polls without
-/// declaring it does not block the others.
+/// declaring it does not block the others. It is large, as a switch costs far more than an access.
 pub(crate) const SLICE: u64 = 1 << 16;
 
 impl Thread {
@@ -51,8 +51,8 @@ impl Thread {
         unsafe { Yielder::suspend(&*self.yielder.get(), ()) };
     }
 
-    /// Yields, in a random order, after a barrier at which this thread arrived last. Otherwise it
-    /// would always go on before the threads that it has woken.
+    /// Yields, if the order of threads is random, after a barrier at which this thread arrived
+    /// last. Otherwise it would always go on before the threads that it has woken.
     pub(crate) fn arrived_last(&self) {
         if self.gpus().random() {
             self.suspend(Wait::Ready);
@@ -92,9 +92,7 @@ impl Thread {
         match gpus.change_at(at) {
             None => {}
             Some(Change::Remove) => return self.removed(access),
-            Some(Change::Shift(by)) => {
-                address = address.wrapping_add_signed(by * bytes as isize);
-            }
+            Some(Change::Shift(by)) => address = address.wrapping_add_signed(by * bytes as isize),
             Some(change) => access = change.access(access),
         }
         let accesses = gpus.accesses.get() + 1;
@@ -114,6 +112,7 @@ impl Thread {
         if is_global {
             gpus.traffic.access(&gpus.memory, gpu as usize, (address, bytes), access);
         }
+        // The thread has not spun since its last read-modify-write, which so has changed memory.
         if self.updating.replace(false) {
             gpus.progress();
         }
@@ -392,11 +391,11 @@ fn event(ctx: *const ThreadCtx, event: Event, at: Site) {
         | Event::BarrierInit(barrier) => thread.block().cluster.phase_ended(barrier),
         _ => {}
     }
-    let number = || {
+    let mbarrier_number = || {
         let count = &thread.block().mbarriers;
         count.replace(count.get() + 1)
     };
-    gpus.memory.races.event(&mut thread.race.borrow_mut(), event, at, number);
+    gpus.memory.races.event(&mut thread.race.borrow_mut(), event, at, mbarrier_number);
 }
 
 /// cuda_std's operations. Threads run one at a time, so that memory itself is sequentially

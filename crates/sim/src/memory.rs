@@ -224,8 +224,8 @@ impl Memory {
         found.map_or(address, |(start, live)| live.canonical + (address - start))
     }
 
-    /// Returns whether NCCL has allocated the memory, which has no content until
-    /// something writes it.
+    /// Returns whether NCCL has allocated the memory, which has no content until something writes
+    /// it.
     pub(crate) fn is_of_nccl(&self, address: usize) -> bool {
         is_canonical_of_pages(self.canonical(address))
     }

@@ -74,7 +74,7 @@ pub(crate) struct Thread {
     pub(crate) tid: Cell<u32>,
     /// The coroutine, until it has ended.
     pub(crate) fiber: RefCell<Option<Fiber>>,
-    /// The coroutine's, with which it suspends itself.
+    /// The coroutine's yielder, with which it suspends itself.
     pub(crate) yielder: Cell<*const Yielder<(), ()>>,
     pub(crate) wait: Cell<Wait>,
     /// Result of the last warp operation: a value, and whether a shuffle's source was in range.

@@ -88,12 +88,13 @@ impl Batch {
                         Routing::None => -1,
                         Routing::One if k == 0 => favourite,
                         Routing::One => -1,
+                        // The two numbers below 0 are none.
                         Routing::Repeated => random.usize(..self.experts + 2) as i32 - 2,
                         Routing::Random | Routing::Skewed => loop {
-                            let at = random.f32();
-                            let at =
-                                if routing == Routing::Skewed { at * at * at * at } else { at };
-                            let id = (at * self.experts as f32) as i32;
+                            // Fourth powers are mostly small.
+                            let x = random.f32();
+                            let x = if routing == Routing::Skewed { x * x * x * x } else { x };
+                            let id = (x * self.experts as f32) as i32;
                             // Among few experts it may take long to find another one.
                             if !ids[..k].contains(&id) || self.experts < 2 * self.top_k {
                                 break id;
@@ -144,6 +145,8 @@ impl Batch {
         for block in self.row(rank, token).chunks(128) {
             let values = block.iter().map(|x| x.to_f64());
             let largest = values.clone().fold(0.0, |most: f64, x| most.max(x.abs()));
+            // The least power of two, from the least normal f32 on, by which the numbers are
+            // divided to be at most 448, the greatest 8-bit float. 2^120 does for all finite ones.
             let mut powers = (-126..=120).map(|exponent| 2_f64.powi(exponent));
             let scale = powers.find(|scale| 448.0 * scale >= largest).unwrap_or(2_f64.powi(120));
             row.extend(values.map(|x| (e4m3(x / scale) * scale) as f32));

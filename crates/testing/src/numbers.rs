@@ -141,7 +141,7 @@ fn is_wrong<T: Number>(
     error.is_nan() || error > bound
 }
 
-/// Returns a checksum of the bits: equal on all ranks if their results are.
+/// Returns a checksum of the bits, an FNV-1a hash: equal on all ranks if their results are.
 pub fn checksum<T: Number>(data: &[T]) -> u64 {
     data.iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, x| (hash ^ x.bits()).wrapping_mul(0x100_0000_01b3))

@@ -19,7 +19,8 @@ pub fn count_wrong<T: Number, O: Number>(
     let squares_error: f64 =
         sums.iter().map(|(sum, error)| 2.0 * sum.abs() * error + error * error).sum();
     let scale = 1.0 / (squares / sums.len() as f64 + f64::from(eps)).sqrt();
-    // This relative error has that of the mean's root and the roundings of sums, root and products.
+    // This relative error includes that of the mean's root, and the roundings of sums, root and
+    // products.
     let scale_error = squares_error / squares / 2.0 + 32.0 * f64::from(f32::EPSILON);
     let mut wrong = 0;
     for (i, (sum, error)) in sums.iter().enumerate() {

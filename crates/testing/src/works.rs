@@ -15,7 +15,7 @@ const COUNT: usize = 1000;
 /// If a sum is wrong.
 pub fn require_works(comm: &Communicator, stream: &Stream) -> Result<(), Error> {
     let (send, recv) = (comm.mem_alloc::<u32>(COUNT)?, comm.mem_alloc::<u32>(COUNT)?);
-    let multiples = |of: usize| (0..COUNT).map(|i| (i * of) as u32).collect::<Vec<_>>();
+    let multiples = |factor: usize| (0..COUNT).map(|i| (i * factor) as u32).collect::<Vec<_>>();
     send.copy_from_host(&multiples(comm.rank() + 1))?;
     comm.all_reduce(&send, &recv, ReduceOp::Sum, stream)?;
     stream.synchronize()?;
@@ -43,7 +43,7 @@ pub fn require_kernels_work(
     let (send, recv) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);
     let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(2))?;
     rank.load(&KERNELS)?;
-    let multiples = |of: usize| (0..COUNT).map(|i| (i * of) as f32).collect::<Vec<_>>();
+    let multiples = |factor: usize| (0..COUNT).map(|i| (i * factor) as f32).collect::<Vec<_>>();
     send.copy_from_host(&multiples(comm.rank() + 1))?;
     let sum = kernels::lsa_allreduce::args(&dev_comm, &send, &recv, COUNT);
     // SAFETY: both windows have `COUNT` elements in every rank. (The launch cannot check that for a

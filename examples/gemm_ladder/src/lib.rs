@@ -223,7 +223,7 @@ impl Ladder {
 /// [`Error::InvalidInput`] for a shape with a partial tile, and for an empty or too large one.
 pub fn check_shape([m, n, k]: [usize; 3]) -> Result<[u32; 3]> {
     // A grid has fewer than 2^16 rows of blocks, and blocks of step 1 have 16 rows of C.
-    const MAX: u32 = 1 << 19;
+    const MAX: u32 = 1 << 19; // Below 2^16 x 16.
     let extent = |name, extent: usize, multiple: u32| match u32::try_from(extent) {
         Ok(extent) if extent > 0 && extent <= MAX && extent.is_multiple_of(multiple) => Ok(extent),
         _ => invalid(format!(

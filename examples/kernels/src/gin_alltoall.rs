@@ -59,11 +59,11 @@ pub unsafe fn gin_alltoall<T: Accumulate, B: GinBackend>(
         put.signal(arrived.inc().weak()).post(Coop::thread());
     }
     // Meanwhile, the block copies this rank's message to itself.
-    let own = message(world.rank);
+    let (own, copies, stride) = (message(world.rank), 1, 0);
     // SAFETY: the launch checks that both windows have the message.
     unsafe {
         let (from, to) = (send.local().as_ptr().add(own), recv.local().as_ptr().add(own));
-        local_copy(coop, from, 1, to, 0, len);
+        local_copy(coop, from, copies, to, stride, len);
     }
     gin.wait_signal_follow_shadow(coop, arrived, others.into(), MemoryOrder::Acquire);
     // After the flush the puts have read `send`, so it may be written again.

@@ -61,12 +61,12 @@ pub unsafe fn hybrid_alltoall<T: Accumulate, B: GinBackend>(
     }
     // Meanwhile, the block stores the messages within the team.
     for lsa_rank in lsa.all_from_self() {
-        let peer = lsa.to_world(world.rank, lsa_rank);
+        let (peer, copies, stride) = (lsa.to_world(world.rank, lsa_rank), 1, 0);
         // SAFETY: the kernel's contract; the peer reads the message after the barrier.
         unsafe {
             let from = send.local().as_ptr().add(message(peer));
             let to = recv.lsa(lsa_rank).as_ptr().add(message(world.rank));
-            local_copy(coop, from, 1, to, 0, len);
+            local_copy(coop, from, copies, to, stride, len);
         }
     }
     gin.wait_signal_follow_shadow(coop, arrived, outside as u64, MemoryOrder::Acquire);

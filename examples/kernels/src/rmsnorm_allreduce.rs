@@ -95,7 +95,7 @@ pub unsafe fn rmsnorm_allreduce_multimem<T: Accumulate<Acc = f32> + MultimemRedu
 ) {
     let multicast = comm.lsa_multimem();
     assert!(multicast.is_some(), "the device communicator was created without lsa_multimem");
-    let multicast = multicast.unwrap_or(MultimemHandle::NULL); // It is there.
+    let multicast = multicast.unwrap_or(MultimemHandle::NULL); // Always a handle here.
     // SAFETY: the multicast mapping and the barriers are both of the LSA team.
     let barriers = unsafe { comm.lsa_barriers().over_multimem(multicast) };
     let mut barrier = barriers.barrier(Coop::cta(), BarrierIndex::this_block());
@@ -142,6 +142,7 @@ impl Rows {
     ) {
         let lanes = Vec16::<T>::LANES;
         let vectors = self.hidden / lanes;
+        // The thread's vector `v` of a row.
         let mine = |v: usize| thread::thread_idx_x() as usize + v * thread::block_dim_x() as usize;
         // The ranks take the rows round-robin.
         let (rank, n_ranks) = (self.team.rank as usize, self.team.n_ranks as usize);

@@ -1,5 +1,6 @@
 //! The communicator: its identity, its properties, its state.
 
+use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
@@ -54,6 +55,9 @@ pub(super) struct Inner {
     pub(super) failed_exchanges: AtomicU64,
     /// The number of windows that were registered, the same on all ranks.
     pub(super) windows: AtomicU64,
+    /// The number of objects of each kind that were [named](Communicator::name), the same on all
+    /// ranks.
+    pub(super) objects: Mutex<HashMap<&'static str, u64>>,
     /// The context's default stream, once an operation was enqueued to it by `None`: dropping the
     /// last handle of a stream waits for its work.
     pub(super) default_stream: OnceLock<Stream>,

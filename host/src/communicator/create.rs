@@ -52,7 +52,8 @@ impl NewComm<'_> {
         let is_foreign = end == End::Foreign;
         let handle = Handle::new(nccl, slot, rank, blocking, health, is_foreign);
         let (context, library) = (context.clone(), library.clone());
-        let (failed_exchanges, windows, default_stream, resources) = Default::default();
+        let (failed_exchanges, windows, objects) = Default::default();
+        let (default_stream, resources) = Default::default();
         let handle = Arc::new(handle);
         if matches!(end, End::Together | End::OneByOne) {
             context.health().abort_on_loss(Arc::downgrade(&handle) as _);
@@ -71,6 +72,7 @@ impl NewComm<'_> {
             peers,
             failed_exchanges,
             windows,
+            objects,
             default_stream,
             resources,
         };

@@ -12,8 +12,8 @@ use super::watched::watched;
 use crate::device::in_group::{is_open, refuse_inside};
 use crate::device::issuer::{Owner, Resource};
 use crate::device::recorder::Operation;
-use crate::device::{Context, KeepAlive, OnStream, Stream};
-use crate::error::{Error, Result, StateError};
+use crate::device::{Context, KeepAlive, OnStream, Stream, StreamOrder};
+use crate::error::{Error, Result, StateError, WorldError};
 use crate::sys::nccl::Nccl;
 use crate::sys::nccl::call::{Call, CommPtr, Out, Written};
 
@@ -149,12 +149,26 @@ impl Communicator {
         self.peers().is_some_and(|peers| peers.is_checked()) && !self.context().is_capturing()
     }
 
-    /// Fails unless the communicator is live. In a checked world, compares a collective that a
-    /// kernel does, with its terms, with those that the other ranks are about to start.
+    /// Names an object that all ranks have made: by its kind, and its number among those of this
+    /// kind.
     #[doc(hidden)]
-    pub fn compare_kernel(&self, collective: impl FnOnce() -> String) -> Result<()> {
-        self.require_live()?;
-        if self.compares() { self.compare(&collective()) } else { Ok(()) }
+    pub fn name(&self, order: &StreamOrder, kind: &'static str) {
+        let mut objects = self.inner.objects.lock();
+        let number = objects.entry(kind).or_insert(0);
+        *number += 1;
+        order.name(kind, *number);
+    }
+
+    /// Fails unless the communicator is live. In a checked world, compares a collective that a
+    /// kernel does, with its terms, with those that the other ranks are about to start. Where not
+    /// all objects' operations fit on a GPU together, it also compares whose operation it is.
+    #[doc(hidden)]
+    pub fn compare_kernel(
+        &self,
+        order: &StreamOrder,
+        collective: impl FnOnce() -> String,
+    ) -> Result<()> {
+        self.compare_numbers(order, || (collective(), Vec::new())).map(drop)
     }
 
     /// Does the same as [`compare_kernel`](Self::compare_kernel), with numbers that may differ
@@ -162,14 +176,30 @@ impl Communicator {
     #[doc(hidden)]
     pub fn compare_numbers(
         &self,
+        order: &StreamOrder,
         collective: impl FnOnce() -> (String, Vec<u64>),
     ) -> Result<Option<Vec<Vec<u64>>>> {
         self.require_live()?;
         if !self.compares() {
             return Ok(None);
         }
-        let (collective, numbers) = collective();
-        self.exchange(&*collective, &numbers).map(Some)
+        let ((collective, mut numbers), (kind, number)) = (collective(), order.object());
+        let call_of = |number| format!("{collective}, of {kind} {number}");
+        let call = match order.fills_gpu() {
+            true => call_of(number),
+            // Calls in another order are allowed while there is room.
+            false => format!("{collective}, of {kind}"),
+        };
+        numbers.extend([number, order.is_crowded().into()]);
+        let mut all = self.exchange(&*call, &numbers)?;
+        let objects = all.iter_mut().map(|own| (own.pop() == Some(1), own.pop().unwrap_or(0)));
+        let objects: Vec<_> = objects.collect();
+        let must_agree = objects.iter().any(|(is_crowded, _)| *is_crowded);
+        if must_agree && objects.iter().any(|(_, number)| *number != objects[0].1) {
+            let calls = objects.iter().map(|(_, number)| call_of(*number)).collect();
+            return Err(WorldError::CallsDiffer { calls }.into());
+        }
+        Ok(Some(all))
     }
 
     fn start(

@@ -155,7 +155,7 @@ impl Inner {
         let default_stream = self.default_stream.clone();
         let resources = Mutex::new(std::mem::take(&mut *self.resources.lock()));
         let (end, rank, n_ranks, created) = (self.end, self.rank, self.n_ranks, self.created);
-        let (failed_exchanges, windows) = Default::default();
+        let (failed_exchanges, windows, objects) = Default::default();
         Self {
             handle,
             end,
@@ -166,6 +166,7 @@ impl Inner {
             created,
             peers,
             failed_exchanges,
+            objects,
             windows,
             default_stream,
             resources,

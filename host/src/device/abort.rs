@@ -116,12 +116,12 @@ impl AbortFlag {
 }
 
 /// Returns the error of a wait for kernels of these device communicators, if any of them was
-/// aborted.
-pub(crate) fn error(flags: &[Arc<AbortFlag>]) -> Option<Error> {
+/// aborted, with the `objects` that had operations in progress.
+pub(crate) fn error(flags: &[Arc<AbortFlag>], objects: Vec<String>) -> Option<Error> {
     let aborted = || flags.iter().filter_map(|flag| Some((flag, flag.cause()?)));
     let (first, cause) = aborted().next()?;
     let stuck = aborted().flat_map(|(flag, _)| flag.stuck()).collect();
-    Some(Error::Launch(LaunchError::KernelAborted { rank: first.rank, cause, stuck }))
+    Some(LaunchError::KernelAborted { rank: first.rank, cause, stuck, objects }.into())
 }
 
 /// The abort flags of several device communicators, in the order of their creation.

@@ -13,7 +13,9 @@ use super::context::Context;
 use super::issuer::Issuer;
 use super::recorder::Operation;
 use super::stream::StreamInner;
-use crate::error::{AbortCause, Error, NcclError, Result, StateError, WorldError};
+use crate::error::{
+    AbortCause, Error, LaunchError, NcclError, Result, StateError, WorldError, order_of_calls,
+};
 use crate::machine::Wakes;
 
 /// How often a wait asks NCCL for asynchronous errors.
@@ -245,8 +247,11 @@ impl StreamInner {
                 self.wait_for_exit(!failed.pending().is_empty());
                 Err(self.context.prefer_cause(error))
             }
-            Err(error) => {
+            Err(mut error) => {
                 self.context.failure().mark_reported(&error);
+                if let Error::State(StateError::Deadlock { report }) = &mut error {
+                    *report += &order_of_calls(&self.context.objects_in_progress());
+                }
                 Err(error)
             }
         }
@@ -260,13 +265,15 @@ impl StreamInner {
             return;
         }
         let _ = self.context.machine().poll(self.wakes(), Some(EXIT_TIMEOUT), || self.is_idle());
-        if let Some(error) = abort::error(&running) {
+        if let Some(error) = abort::error(&running, Vec::new()) {
             tracing::warn!("{error}");
         }
     }
 
     /// Aborts, after a deadline, the kernels of this stream and, if it stays busy, of all streams.
+    /// Their error lists the objects with operations in progress.
     pub(super) fn abort_kernels(&self, waited: Duration) -> Result<()> {
+        let objects = self.context.objects_in_progress();
         let cause = AbortCause::Deadline { waited };
         let mut aborted: Vec<Arc<AbortFlag>> = Vec::new();
         for flags in [self.running(), self.context.running()] {
@@ -282,8 +289,10 @@ impl StreamInner {
             }
             match self.wait_within(Some(EXIT_TIMEOUT)) {
                 Err(Error::State(StateError::DeadlinePassed { .. })) => {}
-                // This stream waited for other streams, whose kernels were aborted.
-                Ok(()) => return abort::error(&aborted).map_or(Ok(()), Err),
+                // The kernels have exited, of this stream or of those for which it waited.
+                Ok(()) | Err(Error::Launch(LaunchError::KernelAborted { .. })) => {
+                    return abort::error(&aborted, objects).map_or(Ok(()), Err);
+                }
                 error => return error,
             }
         }
@@ -328,7 +337,7 @@ impl StreamInner {
     /// registrations: an error if its operations or kernels were aborted.
     fn idle_result(&self, registered: u64) -> Result<()> {
         let done = self.operations.lock().take(registered);
-        match abort::error(&done.running()) {
+        match abort::error(&done.running(), Vec::new()) {
             None => {}
             Some(error) => {
                 // If a rank is lost, that is the cause.

@@ -1,6 +1,7 @@
 //! The order of operations on a GPU that must not run at the same time.
 
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, ThreadId};
 
 use parking_lot::Mutex;
@@ -16,6 +17,9 @@ use crate::sys::cuda::RawStream;
 /// The whole GPU, in units that the numbers up to 10 divide.
 const GPU: u32 = 2520;
 
+/// The kind and the number of objects that no communicator has named.
+const UNNAMED: (&str, u64) = ("unnamed object", 0);
+
 /// Whether an operation is captured, for [`LastOperations::take_turns`].
 const CAPTURED: bool = true;
 
@@ -25,7 +29,8 @@ const CAPTURED: bool = true;
 /// Operations that wait for other ranks also need room on the GPU, or they could wait for each
 /// other: a part of the GPU is reserved for those of each object. Where the parts of several
 /// objects are more than the GPU, their operations are ordered as the host calls them, which must
-/// be the same order on all ranks.
+/// be the same order on all ranks. The error of a [wait](Stream::synchronize_within) whose deadline
+/// has passed lists these objects.
 ///
 /// Captured operations are ordered with those of the same capture, and when their graph is
 /// launched, that launch is ordered as they would be. Launches of graphs of other libraries are not
@@ -52,6 +57,14 @@ pub struct StreamOrder {
 pub(super) struct Inner {
     /// The part of the GPU that the operations take, of [`GPU`].
     part: u32,
+    /// The kind of the object, and its number among those of its communicator, from 1.
+    object: OnceLock<(&'static str, u64)>,
+}
+
+impl Inner {
+    fn object(&self) -> (&'static str, u64) {
+        self.object.get().copied().unwrap_or(UNNAMED)
+    }
 }
 
 /// The right to enqueue an operation, until it is dropped: other threads wait for it.
@@ -61,8 +74,8 @@ pub struct Turn<'a> {
     context: Option<&'a Context>,
 }
 
-impl std::fmt::Debug for Turn<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Turn<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Turn")
     }
 }
@@ -92,6 +105,8 @@ struct State {
     is_awaited: bool,
     /// The number of turns that have ended.
     ended: u64,
+    /// The sum of all objects' parts of the GPU, of [`GPU`].
+    parts: u64,
     eager: LastOperations,
     /// The capture by another library that operations were last captured in.
     foreign: Option<(u64, LastOperations)>,
@@ -139,7 +154,29 @@ impl StreamOrder {
     }
 
     fn of(context: &Context, part: u32) -> Self {
-        Self { inner: Arc::new(Inner { part }), context: context.clone() }
+        context.orders().0.lock().parts += u64::from(part);
+        let inner = Arc::new(Inner { part, object: OnceLock::new() });
+        Self { inner, context: context.clone() }
+    }
+
+    /// Names the object, once: by its kind, and its number among those of its communicator.
+    pub(crate) fn name(&self, kind: &'static str, number: u64) {
+        let _ = self.inner.object.set((kind, number));
+    }
+
+    /// Returns the kind of the object, and its number among those of its communicator.
+    pub(crate) fn object(&self) -> (&'static str, u64) {
+        self.inner.object()
+    }
+
+    /// Returns whether an operation may fill the GPU.
+    pub(crate) fn fills_gpu(&self) -> bool {
+        self.inner.part == GPU
+    }
+
+    /// Returns whether the GPU has no room for operations of all its objects at the same time.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.context.orders().0.lock().parts > GPU.into()
     }
 
     /// Makes the next operation on `stream` wait for the last one of this object and, if the GPU
@@ -184,7 +221,10 @@ impl StreamOrder {
 
 impl Drop for StreamOrder {
     fn drop(&mut self) {
-        let removed = self.context.orders().0.lock().eager.remove(&self.inner);
+        let mut state = self.context.orders().0.lock();
+        state.parts -= u64::from(self.inner.part);
+        let removed = state.eager.remove(&self.inner);
+        drop(state);
         // The lock is released first: this may drop a stream.
         drop(removed);
     }
@@ -234,6 +274,20 @@ impl Context {
         let ended: Vec<_> = self.orders().0.lock().eager.0.extract_if(.., has_ended).collect();
         // The lock is released first: this may drop a stream.
         drop(ended);
+    }
+
+    /// Returns the objects with operations that wait for other ranks and may not have ended, in the
+    /// order in which the host has called these.
+    pub(super) fn objects_in_progress(&self) -> Vec<String> {
+        let state = self.orders().0.lock();
+        let waiting = state.eager.0.iter().filter(|used| used.order.part > 0);
+        let waiting: Vec<_> =
+            waiting.map(|used| (used.order.object(), used.stream.clone())).collect();
+        // The lock is released first, as the driver is called.
+        drop(state);
+        let may_run = |(_, stream): &(_, Stream)| !stream.is_idle().unwrap_or(false);
+        let name = |((kind, number), _)| format!("{kind} {number}");
+        waiting.into_iter().filter(may_run).map(name).collect()
     }
 
     /// Orders an operation of these objects on `stream`. The caller has the [turn](Self::turn).

@@ -90,7 +90,11 @@ pub enum LaunchError {
         refusal: LaunchRefusal,
     },
     /// Kernels that waited for another rank were aborted, and their results are invalid.
-    #[error("rank {rank}: its kernels were aborted: {cause}{}", report(stuck))]
+    #[error(
+        "rank {rank}: its kernels were aborted: {cause}{}{}",
+        report(stuck),
+        order_of_calls(objects)
+    )]
     KernelAborted {
         /// The rank whose kernels they are.
         rank: usize,
@@ -98,7 +102,24 @@ pub enum LaunchError {
         cause: AbortCause,
         /// The waits of their blocks.
         stuck: Vec<StuckWait>,
+        /// Objects with operations that had not ended when a deadline passed, such as
+        /// `Collectives 2`, in the order in which this rank has called these. Without
+        /// [room](crate::StreamOrder) for all, each one waits for those before it.
+        objects: Vec<String>,
     },
+}
+
+/// Returns a line with the order in which a rank has called operations of these objects, if there
+/// are several.
+pub(crate) fn order_of_calls(objects: &[String]) -> String {
+    if objects.len() < 2 {
+        return String::new();
+    }
+    format!(
+        "\n  this rank has operations in progress, in the order of its calls: {}; where a GPU has \
+         no room for all of them, all ranks must call them in the same order",
+        objects.join(", ")
+    )
 }
 
 /// Returns what to do. A module with an architecture-specific target (`sm_90a`) cannot be rebuilt

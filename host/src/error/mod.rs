@@ -14,6 +14,7 @@ pub use self::abort::AbortCause;
 pub use self::dev_comm::DevCommError;
 pub use self::driver::DriverError;
 pub use self::kernels::LaunchError;
+pub(crate) use self::kernels::order_of_calls;
 pub use self::launch::LaunchRefusal;
 pub(crate) use self::launch::registers_needed;
 pub(crate) use self::nccl::renewal;

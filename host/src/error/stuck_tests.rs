@@ -12,7 +12,7 @@ const BARRIER: WaitFor =
 
 fn error(stuck: Vec<StuckWait>) -> String {
     let cause = AbortCause::Deadline { waited: Duration::from_millis(1500) };
-    LaunchError::KernelAborted { rank: 3, cause, stuck }.to_string()
+    LaunchError::KernelAborted { rank: 3, cause, stuck, objects: Vec::new() }.to_string()
 }
 
 fn wait(block: u32, thread: u32, wait: WaitFor) -> StuckWait {

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 #[cfg(feature = "simulator")]
 use devcomm_sim::EventCount;
-use devcomm_sys::driver::{CUDA, CUfunction, CUstream, Driver};
+use devcomm_sys::driver::{CUDA, CUfunction, CUmodule, CUstream, Driver};
 use devcomm_sys::nccl::Functions;
 use devcomm_types::HostBody;
 
@@ -227,16 +227,26 @@ impl Machine {
         }
     }
 
-    /// Returns the function that runs a kernel's body in Rust on the current context's simulated
-    /// GPU; NULL on real GPUs, which run machine code.
-    pub(crate) fn bind(&self, body: &HostBody) -> CUfunction {
+    /// Returns a new module of a simulated machine; NULL on real GPUs, whose modules have machine
+    /// code.
+    pub(crate) fn load_module(&self) -> CUmodule {
+        match self {
+            Self::Gpus => null_mut(),
+            #[cfg(feature = "simulator")]
+            Self::Simulated(machine) => machine.load_module(),
+        }
+    }
+
+    /// Returns the function of a [simulated](Self::load_module) module that runs a kernel's body in
+    /// Rust on the current context's GPU; NULL on real GPUs, which run machine code.
+    pub(crate) fn bind(&self, module: CUmodule, body: &HostBody) -> CUfunction {
         match self {
             Self::Gpus => {
-                let _ = body;
+                let _ = (module, body);
                 null_mut()
             }
             #[cfg(feature = "simulator")]
-            Self::Simulated(machine) => machine.bind(body),
+            Self::Simulated(machine) => machine.bind(module, body),
         }
     }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use devcomm_sim::{EventCount, Simulation};
-use devcomm_sys::driver::{CUfunction, Driver};
+use devcomm_sys::driver::{CUfunction, CUmodule, Driver};
 use devcomm_sys::nccl::Functions;
 use devcomm_types::HostBody;
 use parking_lot::Mutex;
@@ -59,10 +59,15 @@ impl Simulated {
         (Path::new(NCCL_PATH), *devcomm_sim::Machine::nccl())
     }
 
-    /// Returns the function that runs `body` on the GPU of the current context.
-    pub(super) fn bind(&self, body: &HostBody) -> CUfunction {
+    pub(super) fn load_module(&self) -> CUmodule {
         self.enter();
-        self.0.bind(body)
+        self.0.load_module()
+    }
+
+    /// Returns the function of a module that runs `body` on the GPU of the current context.
+    pub(super) fn bind(&self, module: CUmodule, body: &HostBody) -> CUfunction {
+        self.enter();
+        self.0.bind(module, body)
     }
 
     pub(super) fn driver(&self) -> &'static Driver {

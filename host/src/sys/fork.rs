@@ -5,9 +5,8 @@
 //! its parent must not stay open in it: peers would not notice the parent's end before the child's.
 //! Children by `posix_spawn`, or which call `exec`, have no such descriptors.
 
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::sync::{Once, OnceLock};
 
@@ -16,9 +15,6 @@ use crate::error::{Result, StateError};
 /// How often the process has been forked from one that had called [`Process::current`]. It changes
 /// only in a new child, while that has one thread: its accesses need no ordering.
 static FORKS: AtomicU32 = AtomicU32::new(0);
-/// `/dev/null`, which takes the place of sockets in children, so that their descriptors are not
-/// reused.
-static NOTHING: OnceLock<OwnedFd> = OnceLock::new();
 static SOCKETS: Slots = Slots::new();
 
 /// The identity of a process, which differs from that of a child that it forks.
@@ -56,14 +52,10 @@ impl Process {
 pub(crate) struct CloseInChildren(&'static AtomicI32);
 
 impl CloseInChildren {
-    pub(crate) fn new(socket: &impl AsFd) -> io::Result<Self> {
+    pub(crate) fn new(socket: &impl AsFd) -> Self {
         // Registers `in_child`.
         Process::current();
-        if NOTHING.get().is_none() {
-            // Another thread may be faster.
-            let _ = NOTHING.set(File::open("/dev/null")?.into());
-        }
-        Ok(Self(SOCKETS.claim(socket.as_fd().as_raw_fd())))
+        Self(SOCKETS.claim(socket.as_fd().as_raw_fd()))
     }
 }
 
@@ -102,10 +94,10 @@ impl Slots {
     }
 }
 
-/// Replaces the registered sockets by `/dev/null`. The system calls this in a forked child.
+/// Replaces the registered sockets by `/dev/null`, so that their descriptors are not reused. The
+/// system calls this in a forked child.
 extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
-    let Some(nothing) = NOTHING.get() else { return };
     let mut slots = Some(&SOCKETS);
     while let Some(Slots { descriptors, next }) = slots {
         for slot in descriptors {
@@ -113,8 +105,17 @@ extern "C" fn in_child() {
             if descriptor != FREE {
                 // SAFETY: the descriptor is that of a socket, since its guard is dropped before it
                 // is closed; its owner in this process has `/dev/null` instead from now on, where
-                // calls for sockets fail.
-                unsafe { libc::dup3(nothing.as_raw_fd(), descriptor, libc::O_CLOEXEC) };
+                // calls for sockets fail. The only thread of the process runs this.
+                unsafe {
+                    // Closed first, so that a process with as many descriptors as it may have can
+                    // open another one.
+                    libc::close(descriptor);
+                    let nothing = libc::open(c"/dev/null".as_ptr(), libc::O_CLOEXEC);
+                    if nothing != descriptor {
+                        libc::dup3(nothing, descriptor, libc::O_CLOEXEC);
+                        libc::close(nothing);
+                    }
+                }
             }
         }
         slots = next.get().map(Box::as_ref);
@@ -156,8 +157,7 @@ mod tests {
             (socket, listener.accept().unwrap().0)
         };
         let (sockets, mut peers): (Vec<_>, Vec<_>) = (0..2 * LEN + 3).map(connect).unzip();
-        let guards: Vec<_> =
-            sockets.iter().map(|socket| CloseInChildren::new(socket).unwrap()).collect();
+        let guards: Vec<_> = sockets.iter().map(CloseInChildren::new).collect();
         let (mut held, hold) = std::io::pipe().unwrap();
         let child = fork(|| {
             // SAFETY: the parent's end, which this process does not use again.

@@ -11,6 +11,7 @@ tests! {
 fn logical_endpoints_are_those_of_nccl() {
     let ran: Result<Vec<()>, Error> = World::from_env().unwrap().run(|rank| {
         let window = rank.communicator()?.window::<f32>(8)?;
+        // The stub's numbers are made of the calls' arguments.
         let at = |id, element: usize| LogicalEndpoint { id, offset: 4 * element };
         assert_eq!(window.peer_endpoint(0, 3)?, at(100, 3));
         assert_eq!(window.multimem_endpoint(7)?, at(7, 7));

@@ -75,7 +75,7 @@ fn expected_waits(rank: usize) -> Vec<StuckWait> {
 #[track_caller]
 fn assert_aborted(result: Result<()>, why: impl Fn(AbortCause) -> bool, by_rank: usize) {
     match result {
-        Err(Error::Launch(LaunchError::KernelAborted { rank, cause, stuck })) => {
+        Err(Error::Launch(LaunchError::KernelAborted { rank, cause, stuck, .. })) => {
             assert!(why(cause), "{cause:?}");
             assert_eq!((rank, stuck), (by_rank, expected_waits(rank)));
         }

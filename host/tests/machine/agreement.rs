@@ -3,7 +3,8 @@
 
 use devcomm_host::{
     CommConfig, Communicator, DevCommRequirements, Effect, Error, Fault, NcclError, Rank, ReduceOp,
-    Result, ShrinkMode, Simulation, StateError, Window, WindowFlags, World, WorldError,
+    Result, ShrinkMode, Simulation, StateError, StreamOrder, Window, WindowFlags, World,
+    WorldError,
 };
 
 use crate::support::{contents, filled, ranks, unchecked_world};
@@ -142,7 +143,7 @@ fn calls_on_a_communicator_that_has_ended_do_not_wait_for_the_others() {
                 _ => comm.abort()?,
             }
             if rank.is_root() {
-                let config = CommConfig::new();
+                let (config, order) = (CommConfig::new(), StreamOrder::local(rank.context()));
                 let (flags, requirements) = (WindowFlags::empty(), DevCommRequirements::new());
                 for (call, result) in [
                     ("split", comm.split(Some(0), 0, &config).map(drop)),
@@ -154,7 +155,7 @@ fn calls_on_a_communicator_that_has_ended_do_not_wait_for_the_others() {
                     ("mem_alloc", comm.mem_alloc::<f32>(8).map(drop)),
                     ("barrier", comm.barrier()),
                     ("host_all_gather", comm.host_all_gather(&[1_u8]).map(drop)),
-                    ("compare_kernel", comm.compare_kernel(String::new)),
+                    ("compare_kernel", comm.compare_kernel(&order, String::new)),
                 ] {
                     match result {
                         Err(Error::State(StateError::CommunicatorEnded { rank: 0, how: told })) => {

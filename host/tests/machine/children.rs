@@ -190,6 +190,7 @@ fn a_child_that_is_not_ready_for_use_is_ended() {
     let cases: [(_, _, Makes<'_>); 3] =
         [("ncclCommSplit", 2, &split), ("ncclCommShrink", 2, &shrink), ("ncclCommGrow", 3, &grow)];
     for (function, n, makes) in cases {
+        // 6 is the code of `ncclRemoteError`, and 2 that of `ncclSystemError`.
         for (fails, effect) in [(function, Effect::Later(6)), ("ncclCommCount", Effect::Fail(2))] {
             let world = world(n);
             inject(&world, fails, None, effect);

@@ -68,7 +68,8 @@ fn on_configured(comm: &Configured<'_>, rank: usize, b: &Buffers) -> Result<()> 
     Ok(())
 }
 
-/// The NCCL calls of `all_collectives`, with their arguments.
+/// The NCCL calls of `all_collectives`, with their arguments. Type 7 is `ncclFloat32`; operators 0
+/// to 4 are `ncclSum`, `ncclProd`, `ncclMax`, `ncclMin` and `ncclAvg`.
 const CALLS: [(&str, &str); 8] = [
     ("ncclAllReduce", "6 type 7 op 2"),
     ("ncclReduce", "6 type 7 op 4 root 2"),
@@ -328,6 +329,7 @@ fn a_scalar_multiplies_each_ranks_part_before_the_sum() {
             comm.all_reduce(&b, &b, op, &stream)?;
             assert_eq!(contents(&b), [22.0]);
         }
+        // `ncclScalarHostImmediate` is 1, `ncclScalarDevice` is 0.
         let created: Vec<_> =
             log_of(rank).into_iter().filter(|line| line.contains("PreMulSum")).collect();
         assert_eq!(

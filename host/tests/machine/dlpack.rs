@@ -287,12 +287,12 @@ fn memory_that_is_exported_stays_until_it_is_given_back_by_any_thread() {
         std::thread::spawn(give_back).join().unwrap();
         assert_eq!(freed(), 2);
 
-        let with = Arc::new(());
+        let owner = Arc::new(());
         let memory = comm.mem_alloc::<f32>(4)?;
-        let exported = memory.device_slice().to_dlpack_with(Arc::clone(&with), true);
-        assert_eq!(Arc::strong_count(&with), 2);
+        let exported = memory.device_slice().to_dlpack_with(Arc::clone(&owner), true);
+        assert_eq!(Arc::strong_count(&owner), 2);
         drop(exported);
-        assert_eq!(Arc::strong_count(&with), 1);
+        assert_eq!(Arc::strong_count(&owner), 1);
         Ok(())
     });
 }

@@ -264,6 +264,7 @@ fn a_rank_that_waits_for_an_operation_is_released_when_another_panics() {
 #[test]
 fn a_failure_in_the_background_is_the_error_of_the_waiting_call() {
     let world = unchecked_world(2);
+    // 6 is the code of `ncclRemoteError`.
     inject(&world, "ncclAllReduce", 0, Effect::Later(6));
     let failed = world.run(|rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);

@@ -97,6 +97,7 @@ fn run_often(effect: ThreadEffect, check: impl Fn(usize, Result<()>)) {
     let entries: Vec<usize> = (0..RANKS)
         .map(|rank| healthy.simulated_machine().unwrap().entries(&format!("rank {rank}")))
         .collect();
+    // Each rank enters the machine often enough for many different moments.
     assert!(entries.iter().all(|count| *count > 50), "{entries:?}");
     let (mut random, mut hits) = (fastrand::Rng::with_seed(7), 0);
     for round in 0..times {

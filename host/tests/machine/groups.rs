@@ -342,8 +342,8 @@ fn communicators_of_two_gpus_on_one_thread_work_in_one_group() {
             window.copy_from_host(&[rank as f32 + 1.0; 2])?;
         }
         group(|_| {
-            let mut each = comms.iter().zip(&windows).zip(&streams);
-            each.try_for_each(|((comm, w), stream)| comm.all_reduce(w, w, ReduceOp::Sum, stream))
+            let mut gpus = comms.iter().zip(&windows).zip(&streams);
+            gpus.try_for_each(|((comm, w), stream)| comm.all_reduce(w, w, ReduceOp::Sum, stream))
         })?;
         assert!(windows.iter().all(|window| contents(window) == [3.0; 2]));
         Ok(())

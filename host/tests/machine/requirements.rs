@@ -107,6 +107,7 @@ fn keys_open_the_resources_that_were_asked_for() {
         let raw = dev.dev_comm()?;
         let (signals_made, barriers_made) = (dev.resource(signals)?, dev.resource(gin_barriers)?);
         assert_eq!(signals_made.count, 8);
+        // Three barriers have a signal for each of two ranks.
         let ids = [
             0..3,
             signals_made.first..signals_made.first + 8,

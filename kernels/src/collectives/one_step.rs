@@ -87,10 +87,10 @@ unsafe fn exchange_of<C: OneStep, const N: usize>(
     // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread, and all
     // lanes of a warp use those of a row together.
     unsafe {
+        let slots = LamportSlots::<N>::new(comm, memory);
         if sends {
             collective.prefetch::<N>(first);
         }
-        let slots = LamportSlots::<N>::new(comm, memory);
         wait_for_previous(memory, used);
         // These loads precede the first send, which waits for the number of the launch.
         let mut mine = [Vec16::from_bits([0; 4]); N];

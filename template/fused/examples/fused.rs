@@ -9,6 +9,7 @@ use {{crate_name}}::fused::FusedProduct;
 
 /// Rows and columns of C, and the terms of each rank.
 const SHAPE: [usize; 3] = [8192, 8192, 4096];
+/// Timed launches, of which the mean is printed.
 const LAUNCHES: usize = 50;
 
 fn main() -> ExitCode {
@@ -28,7 +29,7 @@ fn time(rank: &Rank) -> Result<(), Error> {
     stream.fill(&a, bf16::from_f32(0.5))?;
     stream.fill(&b, bf16::from_f32(0.25))?;
     let fused = FusedProduct::new(rank, [&a, &b], SHAPE)?;
-    fused.launch(&stream)?;
+    fused.launch(&stream)?; // The first launch is not timed.
     let (begin, end) = (rank.context().event()?, rank.context().event()?);
     stream.record(&begin)?;
     for _ in 0..LAUNCHES {

@@ -49,7 +49,7 @@ pub struct Program {
     /// Package and target, `devcomm-host machine`.
     pub name: String,
     path: PathBuf,
-    /// The environment variables that cargo sets for the package.
+    /// Environment variables: those that cargo sets for the package, and those of all programs.
     environment: Vec<(&'static str, String)>,
     folder: PathBuf,
 }
@@ -72,8 +72,13 @@ impl Program {
 }
 
 /// Builds every test program of the workspace in one call, with one set of features; cargo shows
-/// its progress. Returns them in order of their phases, or `None` if something does not compile.
-pub fn build(project: &Project, features: &[&str]) -> Result<Option<Vec<Program>>> {
+/// its progress. Returns them in order of their phases, or `None` if something does not compile. They
+/// run with `variables` in their environment.
+pub fn build(
+    project: &Project,
+    features: &[&str],
+    variables: &[(&'static str, String)],
+) -> Result<Option<Vec<Program>>> {
     let mut child = cargo()
         .args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"])
         .args(features)
@@ -85,7 +90,7 @@ pub fn build(project: &Project, features: &[&str]) -> Result<Option<Vec<Program>
     let mut programs = Vec::new();
     for message in Message::parse_stream(BufReader::new(stdout)) {
         if let Message::CompilerArtifact(artifact) = message? {
-            programs.extend(program(project, &artifact));
+            programs.extend(program(project, &artifact, variables));
         }
     }
     programs.sort_by(|a, b| (a.phase, &a.name).cmp(&(b.phase, &b.name)));
@@ -93,7 +98,11 @@ pub fn build(project: &Project, features: &[&str]) -> Result<Option<Vec<Program>
 }
 
 /// Returns the test program of an artifact, if it is one.
-fn program(project: &Project, artifact: &Artifact) -> Option<Program> {
+fn program(
+    project: &Project,
+    artifact: &Artifact,
+    variables: &[(&'static str, String)],
+) -> Option<Program> {
     let path = artifact.executable.as_ref().filter(|_| artifact.profile.test)?;
     let package = project.package(&artifact.package_id)?;
     let target = &artifact.target;
@@ -102,7 +111,7 @@ fn program(project: &Project, artifact: &Artifact) -> Option<Program> {
         false => Phase::Units,
     };
     let folder = package.manifest_path.parent()?;
-    let environment = vec![
+    let of_cargo = [
         ("CARGO_MANIFEST_DIR", folder.to_string()),
         ("CARGO_MANIFEST_PATH", package.manifest_path.to_string()),
         ("CARGO_PKG_NAME", package.name.to_string()),
@@ -113,7 +122,7 @@ fn program(project: &Project, artifact: &Artifact) -> Option<Program> {
         phase,
         name: format!("{} {}{kind}", package.name, target.name),
         path: path.clone().into(),
-        environment,
+        environment: [&of_cargo, variables].concat(),
         folder: folder.into(),
     })
 }

@@ -1,5 +1,6 @@
 //! LLVM values: functions, variables, instructions, constants.
 
+use std::hash::{Hash, Hasher};
 use std::marker::PhantomData;
 use std::ops::Deref;
 
@@ -17,6 +18,14 @@ pub(crate) struct Value<'m> {
 impl PartialEq for Value<'_> {
     fn eq(&self, other: &Self) -> bool {
         self.raw == other.raw
+    }
+}
+
+impl Eq for Value<'_> {}
+
+impl Hash for Value<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.raw.hash(state);
     }
 }
 

@@ -1,19 +1,24 @@
 //! Caching: `core`, and modules that a change does not affect.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use libtest_mimic::Trial;
 
-use crate::support::Needs::{Nccl, RustSource};
+use crate::support::Needs::{Nccl, Ptxas, RustSource};
 use crate::support::{Package, TestResult, ensure, script, stderr, test};
 
 pub fn tests() -> Vec<Trial> {
     vec![
         test("a_change_of_one_kernel_file_links_one_module", &[RustSource, Nccl], one_module),
-        test("a_truncated_module_in_the_cache_is_linked_again", &[RustSource], truncated_module),
+        test(
+            "a_truncated_module_in_the_cache_is_linked_again",
+            &[RustSource, Ptxas],
+            truncated_module,
+        ),
         test("core_is_compiled_once_for_all_workspaces", &[RustSource], one_core),
+        test("a_truncated_core_in_the_cache_is_compiled_again", &[RustSource], truncated_core),
         test("profiles_of_packages_do_not_reach_kernels", &[RustSource], profiles),
     ]
 }
@@ -49,7 +54,13 @@ fn truncated_module() -> TestResult {
     let build = || package.builder().target_dir(&target).build();
     let first = build()?;
     let ptx = fs::read(&first.modules[0].ptx)?;
-    for (name, kept) in [("module.ptx", ptx.len() / 2), ("module.ptx.z", 0)] {
+    let files = [
+        ("module.ptx", ptx.len() / 2),
+        ("module.ptx.z", 0),
+        ("module.cubin", 0),
+        ("module.cubin.z", 0),
+    ];
+    for (name, kept) in files {
         for entry in fs::read_dir(target.join("modules"))? {
             let file = entry?.path().join(name);
             fs::write(&file, &fs::read(&file)?[..kept])?;
@@ -100,4 +111,35 @@ fn one_core() -> TestResult {
     let refuse = "case \" $* \" in *' --crate-name core '*) exit 1;; esac";
     script(&rustc, &format!("#!/bin/sh\n{refuse}\nexec rustc \"$@\"\n"));
     build("one_core_second", Some(&rustc))
+}
+
+fn truncated_core() -> TestResult {
+    let source = "#[unsafe(no_mangle)] pub extern \"ptx-kernel\" fn truncated_core() {}";
+    let package = Package::new("truncated_core", source);
+    let cache = package.folder.join("cache");
+    let build = || {
+        let output = package.as_build_script(|command| {
+            command.env("DEVCOMM_CACHE", &cache);
+        });
+        ensure(output.status.success(), stderr(&output))
+    };
+    let library = || -> Result<PathBuf, libtest_mimic::Failed> {
+        let mut core =
+            fs::read_dir(cache.join("core"))?.filter_map(|entry| Some(entry.ok()?.path()));
+        let entry = core.find(|path| path.is_dir()).ok_or("the cache has no core")?;
+        let libraries = fs::read_dir(entry.join("lib/rustlib/nvptx64-nvidia-cuda/lib"))?;
+        let mut paths = libraries.filter_map(|file| Some(file.ok()?.path()));
+        let is_core = |path: &PathBuf| {
+            let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+            name.is_some_and(|name| name.starts_with("libcore-") && name.ends_with(".rlib"))
+        };
+        Ok(paths.find(is_core).ok_or("the cache has no libcore")?)
+    };
+    build()?;
+    let (path, whole) = (library()?, fs::read(library()?)?.len());
+    fs::File::options().write(true).open(&path)?.set_len(whole as u64 / 2)?;
+    package.write("src/lib.rs", &package.source().replace("truncated_core", "whole_core"));
+    build()?;
+    let again = fs::metadata(library()?)?.len();
+    ensure(again as usize == whole, format!("libcore has {again} bytes, not {whole}"))
 }

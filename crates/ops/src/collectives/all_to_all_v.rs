@@ -190,7 +190,7 @@ impl Collectives {
         window: Option<u64>,
         longest: usize,
     ) -> Result<()> {
-        let all = self.communicator.compare_numbers(|| {
+        let all = self.communicator.compare_numbers(&self.order, || {
             let counts = sent.counts.iter().chain(received.counts).map(|count| *count as u64);
             let numbers = counts.chain([window.unwrap_or(0)]).collect();
             (format!("all_to_all_v of {}", T::NAME), numbers)

@@ -29,6 +29,7 @@ mod reduce;
 mod rmsnorm;
 
 use std::cell::Cell;
+use std::sync::Arc;
 
 use devcomm_host::CollectiveCall;
 use devcomm_kernels::collectives::push_allreduce;
@@ -80,7 +81,7 @@ pub struct Collectives {
     workspace: Option<Workspace>,
     /// Whether a rank's GPU is older than Hopper: then `compiled` are the [`PORTABLE`] kernels.
     is_older: bool,
-    order: StreamOrder,
+    order: Arc<StreamOrder>,
     table: Table,
     plan: Cell<Option<CollectivePlan>>,
 }
@@ -143,10 +144,26 @@ impl CollectivesOptions {
 
     /// Creates the collectives, as [`Collectives::new`] does.
     pub fn build(self, comm: &Communicator) -> Result<Collectives> {
-        comm.together(NAME, || self.build_on_all(comm))
+        let order = || StreamOrder::concurrent(comm.context(), self.concurrent).map(Arc::new);
+        let built = self.build_in(comm, order)?;
+        comm.name(&built.order, "Collectives");
+        Ok(built)
     }
 
-    fn build_on_all(self, comm: &Communicator) -> Result<Collectives> {
+    /// Creates the collectives of an object with this order.
+    pub(crate) fn build_in(
+        self,
+        comm: &Communicator,
+        order: impl FnOnce() -> Result<Arc<StreamOrder>>,
+    ) -> Result<Collectives> {
+        comm.together(NAME, || self.build_on_all(comm, order))
+    }
+
+    fn build_on_all(
+        self,
+        comm: &Communicator,
+        order: impl FnOnce() -> Result<Arc<StreamOrder>>,
+    ) -> Result<Collectives> {
         let own = || {
             if !(1..=4).contains(&self.concurrent) {
                 let objects = self.concurrent;
@@ -184,7 +201,7 @@ impl CollectivesOptions {
             compiled,
             workspace,
             is_older,
-            order: StreamOrder::concurrent(comm.context(), self.concurrent)?,
+            order: order()?,
             table: if is_measured { Table::of(&name, comm.n_ranks()) } else { Table::default() },
             plan: Cell::default(),
         })
@@ -371,7 +388,7 @@ impl Collectives {
     /// Compares a kernel's operation with those of the other ranks, if the world
     /// [checks calls](devcomm_host::WorldBuilder::checked).
     fn compare(&self, plan: CollectivePlan, terms: impl FnOnce() -> String) -> Result<()> {
-        self.communicator.compare_kernel(|| format!("{} by {plan}", terms()))
+        self.communicator.compare_kernel(&self.order, || format!("{} by {plan}", terms()))
     }
 
     /// Fails unless the stream and the buffers are of the communicator's context.

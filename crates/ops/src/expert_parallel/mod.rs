@@ -49,6 +49,9 @@ use crate::prelude::*;
 /// results are determined by the inputs. If the second half of an operation fails, it can be called
 /// again; if it is dropped, the next operation receives first what is on its way.
 ///
+/// The operations fill the GPU: those of other objects on other streams wait for them, or they for
+/// those, in the order of the host's calls, which is the same on all ranks.
+///
 /// ```no_run
 /// use devcomm::{Buffer, ExpertParallel, ExpertParallelOptions, Tokens, World};
 /// use half::bf16;
@@ -389,7 +392,7 @@ impl ExpertParallel {
         if self.absent.get() != 0 {
             return Ok(());
         }
-        self.communicator.compare_kernel(|| format!("{operation}, steps {steps}"))
+        self.communicator.compare_kernel(&self.order, || format!("{operation}, steps {steps}"))
     }
 
     /// Orders a launch after the others.

@@ -105,7 +105,9 @@ impl ExpertParallelOptions {
     /// [`WorldError::OptionsDiffer`](devcomm_host::WorldError::OptionsDiffer) for ranks with
     /// different options.
     pub fn build(self, comm: &Communicator) -> Result<ExpertParallel> {
-        comm.together(NAME, || ExpertParallel::new(comm, self))
+        let made = comm.together(NAME, || ExpertParallel::new(comm, self))?;
+        comm.name(&made.order, "ExpertParallel");
+        Ok(made)
     }
 
     /// Returns what an [`ExpertParallel`] allocates on each GPU for `ranks` ranks in one LSA team.

@@ -13,6 +13,7 @@ mod wide;
 use std::cell::OnceCell;
 use std::fmt::{self, Debug, Display};
 use std::str::FromStr;
+use std::sync::Arc;
 
 pub(crate) use self::wide::ExchangeKernels;
 use crate::agree::is_single_lsa_team;
@@ -38,7 +39,7 @@ pub struct FusedGemm<F: Fusion> {
 pub struct Base<F: Fusion> {
     pub(crate) comm: Communicator,
     pub(crate) stream: Stream,
-    order: StreamOrder,
+    order: Arc<StreamOrder>,
     /// The largest matrix that the ranks exchange: its rows and columns.
     pub(crate) most: [usize; 2],
     /// Whether no kernel writes B while a product may read it.
@@ -70,7 +71,7 @@ impl<F: Fusion> Base<F> {
             measures_first,
             comm: comm.clone(),
             stream: stream.clone(),
-            order: StreamOrder::concurrent(comm.context(), 1)?,
+            order: Arc::new(StreamOrder::concurrent(comm.context(), 1)?),
             most,
             constant_b: false,
             unfused: OnceCell::new(),
@@ -112,8 +113,9 @@ impl<F: Fusion> Base<F> {
             let name = format!("{}: the plan {}", F::NAME, F::UNFUSED);
             let (mut gemm, _) = self.comm.collective(&name).agree(own)?;
             gemm.constant_b = self.constant_b;
-            // As the fused plans, it may fill the GPU: `order` lets nothing run concurrently.
-            let collectives = CollectivesOptions::new().concurrent(1).build(&self.comm)?;
+            // As the fused plans, it may fill the GPU.
+            let (options, order) = (CollectivesOptions::new().concurrent(1), &self.order);
+            let collectives = options.build_in(&self.comm, || Ok(Arc::clone(order)))?;
             Ok(Unfused { gemm, collectives })
         })
     }
@@ -234,6 +236,16 @@ pub trait Fusion: Sized {
 pub trait Output<F: Fusion>: Buffer<Element = bf16> {}
 
 impl<F: Fusion> FusedGemm<F> {
+    /// Creates the operation. *Collective*.
+    pub(crate) fn create(
+        comm: &Communicator,
+        steps: impl FnOnce() -> Result<Self>,
+    ) -> Result<Self> {
+        let made = comm.together(&format!("{}::new", F::NAME), steps)?;
+        comm.name(&made.base.order, F::NAME);
+        Ok(made)
+    }
+
     /// Returns how a product of `[m, n, k]` would be done, and why.
     ///
     /// # Errors
@@ -287,13 +299,16 @@ impl<F: Fusion> FusedGemm<F> {
     /// stream may access `c` until the product has ended.
     ///
     /// A product fills the GPU: operations of other objects on other streams wait for it, or it for
-    /// them, in the order of the host's calls, which is the same on all ranks.
+    /// them, in the order of the host's calls, which is the same on all ranks. Where the ranks call
+    /// them in another order, [`synchronize_within`](Stream::synchronize_within) lists them.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for a shape without elements or that ranks cannot share, buffers and
     /// windows that are too short, not aligned as the plan needs them, or of another context or
-    /// communicator, or a product that is too large for this workspace; errors of the launch.
+    /// communicator, or a product that is too large for this workspace; in a checked world,
+    /// [`WorldError::CallsDiffer`](devcomm_host::WorldError::CallsDiffer) for ranks that call
+    /// another operation or have another shape; errors of the launch.
     pub fn launch<A, B, C>(&self, a: &A, b: &B, c: &C, shape: [usize; 3]) -> Result<()>
     where
         A: Buffer<Element = bf16>,
@@ -348,6 +363,10 @@ impl<F: Fusion> FusedGemm<F> {
             strategy.is_some() && !operands.matrices.are_aligned(),
             "the plan `{plan}` needs A, B and C at multiples of 16 bytes"
         );
+        base.comm.compare_kernel(&base.order, || match operands.extents.lengths() {
+            [m, _, k] if F::COLUMNS_DIFFER => format!("product of m = {m}, k = {k} by {plan}"),
+            [m, n, k] => format!("product of {m} x {n} x {k} by {plan}"),
+        })?;
         let _turn = base.order.begin(&base.stream)?;
         match strategy {
             // SAFETY: the plan was decided for the shape; memory that is dropped is freed after the

@@ -57,7 +57,7 @@ impl GemmOptions {
         m: usize,
         n: usize,
     ) -> Result<GemmAllReduce> {
-        comm.together(NAME, || {
+        GemmAllReduce::create(comm, || {
             let own = || {
                 comm.require_single_lsa_team()?;
                 check_most::<AllReduce>(comm, stream, [m, n])?;

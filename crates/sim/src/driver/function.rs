@@ -1,5 +1,5 @@
-//! Kernel functions and launches. There are no modules: a simulated GPU runs a kernel's Rust code
-//! compiled for the host, not PTX or SASS.
+//! Kernel functions and launches. A simulated GPU runs a kernel's Rust code compiled for the host,
+//! not PTX or SASS, so that a module has no content.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -16,6 +16,7 @@ use devcomm_types::{HostBody, TensorMap, TensorMapDesc};
 use super::stream::StreamOp;
 use super::{CallContext, CudaError, CudaResult, call, limits};
 use crate::arguments::Arguments;
+use crate::error::Error;
 use crate::gpus::{GridId, Launch};
 use crate::machine::core::Core;
 
@@ -25,19 +26,22 @@ const REGISTERS: u32 = 32;
 /// A kernel function on one GPU.
 pub(crate) struct Function {
     gpu: usize,
+    module: u64,
     body: HostBody,
+    is_unloaded: Cell<bool>,
     /// The limit on dynamic shared memory per launch, in bytes.
     max_dynamic_shared: Cell<u32>,
 }
 
 impl Function {
-    pub(crate) fn new(gpu: usize, body: HostBody) -> Self {
-        Self { gpu, body, max_dynamic_shared: Cell::new(limits::STATIC_SHARED) }
+    pub(crate) fn new(gpu: usize, module: u64, body: HostBody) -> Self {
+        let max_dynamic_shared = Cell::new(limits::STATIC_SHARED);
+        Self { gpu, module, body, is_unloaded: Cell::default(), max_dynamic_shared }
     }
 
-    /// Returns whether this is the function of kernel `body` on `gpu`.
-    pub(crate) fn is(&self, gpu: usize, body: &HostBody) -> bool {
-        self.gpu == gpu && self.body == *body
+    /// Returns whether this is the function of kernel `body` of a module on `gpu`.
+    pub(crate) fn is(&self, gpu: usize, module: u64, body: &HostBody) -> bool {
+        self.gpu == gpu && self.module == module && self.body == *body
     }
 }
 
@@ -73,8 +77,16 @@ pub(super) unsafe fn load_data(
     no_modules()
 }
 
-pub(super) unsafe fn unload(_: CUmodule) -> CUresult {
-    CUresult::CUDA_ERROR_INVALID_HANDLE
+pub(super) unsafe fn unload(module: CUmodule) -> CUresult {
+    call("cuModuleUnload", |cx| {
+        cx.core.functions.borrow_mut().retain(|_, function| {
+            let is_unloaded = function.module == module as u64;
+            // Launches that have not ended, and graphs, have the function.
+            function.is_unloaded.set(is_unloaded);
+            !is_unloaded
+        });
+        Ok(())
+    })
 }
 
 pub(super) unsafe fn from_module(_: *mut CUfunction, _: CUmodule, _: *const c_char) -> CUresult {
@@ -236,7 +248,6 @@ pub(super) unsafe fn launch(
         // SAFETY: the program passes the address of each parameter in `params`, as CUDA requires.
         let params = unsafe { Params::copy(&function.body, params) };
         let kernel = Kernel {
-            gpu: function.gpu,
             body: function.body,
             arguments: Rc::new(params.memory(&function.body, cx.core)),
             params: Rc::new(params),
@@ -247,6 +258,7 @@ pub(super) unsafe fn launch(
             cluster: attributes.cluster_for(&function.body)?,
             dependent: attributes.dependent,
             started: None,
+            function,
         };
         cx.note(|| kernel.describe_arguments());
         let checked = cx.core.gpus.check(&kernel.launch(None));
@@ -339,7 +351,7 @@ impl Params {
 
 /// The stream operation that is a kernel launch.
 struct Kernel {
-    gpu: usize,
+    function: Rc<Function>,
     body: HostBody,
     params: Rc<Params>,
     arguments: Rc<Arguments>,
@@ -378,7 +390,7 @@ impl Kernel {
             kernel: self.body.name(),
             package: self.body.package(),
             max_threads: self.body.max_threads(),
-            gpu: self.gpu,
+            gpu: self.function.gpu,
             grid: self.grid,
             block: self.block,
             cluster: self.cluster,
@@ -403,6 +415,12 @@ impl Kernel {
 
 impl StreamOp for Kernel {
     fn poll(&mut self, core: &Core) -> Poll<()> {
+        if self.function.is_unloaded.get() {
+            let reason =
+                "its module was unloaded before it ended, or before its graph was launched";
+            core.fail(Error::Launch { kernel: self.body.name(), reason: reason.to_owned() });
+            return Poll::Pending;
+        }
         self.start(core, None);
         let Some(grid) = self.started else { return Poll::Pending };
         // `is_done` forgets a grid that has ended.
@@ -445,6 +463,7 @@ impl StreamOp for Kernel {
 
     fn duplicate(&self) -> Box<dyn StreamOp> {
         let (params, arguments) = (Rc::clone(&self.params), Rc::clone(&self.arguments));
-        Box::new(Self { params, arguments, started: None, ..*self })
+        let function = Rc::clone(&self.function);
+        Box::new(Self { function, params, arguments, started: None, ..*self })
     }
 }

@@ -356,12 +356,12 @@ impl Launch {
         Self { exec, ops, runs, ended, started: false }
     }
 
-    /// Performs `part` as a part of node `index`; starts the node first if it has not started.
+    /// Performs `action` as a part of node `index`; starts the node first if it has not started.
     fn within<R>(
         &mut self,
         races: &Races,
         index: usize,
-        part: impl FnOnce(&mut dyn StreamOp) -> R,
+        action: impl FnOnce(&mut dyn StreamOp) -> R,
     ) -> Option<R> {
         let op = self.ops[index].as_mut()?;
         let run =
@@ -370,7 +370,7 @@ impl Launch {
             // A dependency may have run at the same time; its clock is joined once it has ended.
             let before = &self.exec.graph.nodes[index].dependencies;
             before.iter().for_each(|before| races.learn_here(&self.ended[*before]));
-            part(&mut **op)
+            action(&mut **op)
         }))
     }
 

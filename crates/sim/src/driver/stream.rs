@@ -69,16 +69,17 @@ struct Queued {
 }
 
 impl Queued {
-    /// Performs `part` as a part of the operation, which it starts first if that has not happened.
+    /// Performs `action` as a part of the operation; starts the operation first if it has not
+    /// started.
     fn within<R>(
         &mut self,
         races: &Races,
         stream: &Stream,
-        part: impl FnOnce(&mut dyn StreamOp) -> R,
+        action: impl FnOnce(&mut dyn StreamOp) -> R,
     ) -> R {
         let Self { op, enqueued, run, .. } = self;
         let run = run.get_or_insert_with(|| races.start(&stream.sequence, stream.gpu, enqueued));
-        races.within(run, || part(&mut **op))
+        races.within(run, || action(&mut **op))
     }
 }
 

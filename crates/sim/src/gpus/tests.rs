@@ -171,11 +171,11 @@ fn one_gpu_is_in_its_second_grid_while_another_is_in_its_first() {
 fn a_cooperative_grid_or_a_cluster_waits_until_all_of_it_fits() {
     for (i, gpus) in machines(1, 2).enumerate() {
         let words = Words::new(&gpus, 2);
-        let (go, arrived) = (words.word(0), words.word(1));
-        gpus.launch(grid(0, 1, 1024, move || go.wait(1))).unwrap();
+        let (start, arrived) = (words.word(0), words.word(1));
+        gpus.launch(grid(0, 1, 1024, move || start.wait(1))).unwrap();
         let together = move || {
             arrived.add();
-            arrived.wait(4096);
+            arrived.wait(4 * 1024);
         };
         let (cooperative, cluster) = [(true, 1), (false, 4)][i % 2];
         let whole = Launch { cooperative, cluster, ..grid(0, 4, 1024, together) };
@@ -184,10 +184,10 @@ fn a_cooperative_grid_or_a_cluster_waits_until_all_of_it_fits() {
         let stall = gpus.stall();
         assert_eq!((stall.threads(), &stall.pending[..]), (1024, &[4][..]));
         // SAFETY: a word of the buffer, and no kernel runs now.
-        unsafe { go.0.write(1) };
+        unsafe { start.0.write(1) };
         gpus.progress();
         finish(&gpus);
-        assert_eq!(words.read()[1], 4096);
+        assert_eq!(words.read()[1], 4 * 1024);
     }
     let gpus = machines(1, 2).next().unwrap();
     let too_large = Launch { cooperative: true, ..grid(0, 5, 1024, || {}) };
@@ -201,8 +201,8 @@ fn shared_memory_limits_how_many_blocks_are_on_a_multiprocessor() {
     let half = Launch { dynamic_shared: 100 << 10, ..grid(0, 3, 32, thread::sync_threads) };
     assert_eq!(gpus.resident(32, half.dynamic_shared), 2);
     let words = Words::new(&gpus, 1);
-    let go = words.word(0);
-    gpus.launch(Launch { body: Rc::new(move || go.wait(1)), ..half }).unwrap();
+    let start = words.word(0);
+    gpus.launch(Launch { body: Rc::new(move || start.wait(1)), ..half }).unwrap();
     assert!(matches!(run_until_idle(&gpus), Step::Spinning));
     assert_eq!((gpus.stall().threads(), &gpus.stall().pending[..]), (64, &[1][..]));
     gpus.reset();

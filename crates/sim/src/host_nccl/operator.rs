@@ -104,6 +104,7 @@ pub(super) unsafe extern "C" fn create_pre_mul_sum(
     call("ncclRedOpCreatePreMulSum", comm, |cx| {
         cx.note(|| format!("type {ty} residence {residence}"));
         let (rank_comm, ty) = (cx.live(comm)?, data_type(ty)?);
+        // `ncclScalarResidence_t`: 0 is memory of the device, 1 is memory of the host.
         let scalar = match residence {
             0 => {
                 cx.check_access(&rank_comm, scalar.addr(), ty.size())?;

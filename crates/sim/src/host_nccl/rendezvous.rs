@@ -291,7 +291,7 @@ fn split(core: &Core, tasks: &[Rc<Task>]) -> NcclResult<()> {
         }
     }
     for (_, mut rank_comms) in colors {
-        // Stable: ranks with equal keys keep their order.
+        // The sort is stable: ranks with equal keys keep their order.
         rank_comms.sort_by_key(|(key, _)| *key);
         create_comm(core, rank_comms.into_iter().map(|(_, rank_comm)| rank_comm).collect())?;
     }

@@ -68,7 +68,8 @@ pub(crate) struct Shared {
     changed: Condvar,
     /// Wakes the client that waits for the timeline.
     has_written: Condvar,
-    /// Number of notifications by threads. Who acquires a count sees what was written before it.
+    /// Number of notifications by threads. A thread that acquires a count sees what was written
+    /// before it.
     notifications: AtomicU64,
     /// Number of times that stream operations completed.
     completions: AtomicU64,

@@ -144,7 +144,7 @@ impl Core {
 
     /// Returns a new handle, never reused.
     pub(crate) fn new_handle(&self) -> u64 {
-        // Multiples of 64, like addresses of objects.
+        // Handles are multiples of 64, like addresses of objects.
         self.next_handle.replace(self.next_handle.get() + 64)
     }
 
@@ -330,12 +330,12 @@ impl Core {
         first.is_some()
     }
 
-    /// Returns the handle of the function that runs `body` on `gpu`.
-    pub(crate) fn bind(&self, gpu: usize, body: &HostBody) -> CUfunction {
+    /// Returns the handle of the function of a module that runs `body` on `gpu`.
+    pub(crate) fn bind(&self, gpu: usize, module: u64, body: &HostBody) -> CUfunction {
         let mut functions = self.functions.borrow_mut();
-        let existing = functions.iter().find(|(_, function)| function.is(gpu, body));
+        let existing = functions.iter().find(|(_, function)| function.is(gpu, module, body));
         let handle = existing.map_or_else(|| self.new_handle(), |(handle, _)| *handle);
-        functions.entry(handle).or_insert_with(|| Rc::new(Function::new(gpu, *body)));
+        functions.entry(handle).or_insert_with(|| Rc::new(Function::new(gpu, module, *body)));
         handle as CUfunction
     }
 }

@@ -18,7 +18,7 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use devcomm_sys::driver::{CUfunction, CUstream, Driver};
+use devcomm_sys::driver::{CUfunction, CUmodule, CUstream, Driver};
 use devcomm_sys::nccl::Functions;
 use devcomm_types::HostBody;
 use litemap::LiteMap;
@@ -309,13 +309,22 @@ impl Machine {
         self.inner.shared.faults.records()
     }
 
-    /// Returns the function that runs `body` on the current context's GPU; the same one for the
-    /// same body. NULL if the calling thread has no context.
+    /// Returns a new module, for [`bind`](Self::bind): what the driver's functions that load one
+    /// return on a GPU. NULL if the calling thread is attached to no machine.
     #[must_use]
-    pub fn bind(&self, body: &HostBody) -> CUfunction {
+    pub fn load_module(&self) -> CUmodule {
+        let load = |core: &Core, _: &_| Poll::Ready(core.new_handle());
+        let handle = Client::with(|client| client.call("the load of a module", load));
+        handle.flatten().map_or(std::ptr::null_mut(), |handle| handle as CUmodule)
+    }
+
+    /// Returns the function of a module that runs `body` on the current context's GPU; the same one
+    /// for the same body. NULL if the calling thread has no context.
+    #[must_use]
+    pub fn bind(&self, module: CUmodule, body: &HostBody) -> CUfunction {
         let bound = Client::with(|client| {
-            let gpu = client.gpu.get()?;
-            client.call("a binding", |core, _| Poll::Ready(core.bind(gpu, body)))
+            let (gpu, module) = (client.gpu.get()?, module as u64);
+            client.call("a binding", |core, _| Poll::Ready(core.bind(gpu, module, body)))
         });
         bound.flatten().unwrap_or(std::ptr::null_mut())
     }

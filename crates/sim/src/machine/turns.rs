@@ -148,8 +148,10 @@ impl Turns {
     /// or reports a deadlock.
     fn all_blocked(&mut self, clients: &[Caller], late: &[Caller], all: bool) {
         self.served = 0;
-        let progress = self.core.run_gpus(true);
-        let late_may_run = matches!(progress, Progress::Nothing) || self.core.gpus.late_rank().1;
+        let host_waits = true;
+        let progress = self.core.run_gpus(host_waits);
+        let (_, others_wait) = self.core.gpus.late_rank();
+        let late_may_run = matches!(progress, Progress::Nothing) || others_wait;
         match progress {
             Progress::Streams => self.shared.notify_streams(),
             _ if late_may_run && self.serve(late) => {}

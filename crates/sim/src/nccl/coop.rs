@@ -34,7 +34,8 @@ pub(super) enum Coop {
     Lanes {
         mask: u32,
     },
-    /// `warps` warps from warp `first` on, which synchronise at barrier `1 + id` of the block.
+    /// `warps` warps from warp `first` on, which synchronise at barrier `1 + id` of the block: a
+    /// block has 16 barriers, and barrier 0 is that of `sync_threads`.
     Span {
         first: u32,
         warps: u32,
@@ -56,6 +57,7 @@ impl Coop {
         } else if kind == Kind::Lanes as u64 {
             Self::Lanes { mask: data as u32 }
         } else if kind == Kind::Span as u64 {
+            // As `warp_span` packs them: 16 bits, 16 bits, and the rest.
             let (first, warps) = (data as u16, (data >> 16) as u16);
             Self::Span { first: first.into(), warps: warps.into(), id: (data >> 32) as u32 }
         } else {

@@ -9,7 +9,8 @@ use crate::barrier::check_arguments;
 use crate::error::Site;
 use crate::thread::{Block, Thread};
 
-/// A coop of a block: its kind, its first warp, and its lanes or its warps and id.
+/// A coop of a block: its kind (1 is lanes, 2 a span of warps, 3 the block), its first warp, and
+/// its lanes or its warps and id.
 type Key = (u8, u32, u32);
 
 /// The calls of a block's coops.

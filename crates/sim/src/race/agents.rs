@@ -116,7 +116,8 @@ impl Races {
         }
     }
 
-    /// Records a step of asynchronous operations.
+    /// Records a step of asynchronous operations. `number` returns the number, in its block, of an
+    /// `mbarrier` that the step initialises.
     pub(crate) fn event(
         &self,
         thread: &mut ThreadClock,
@@ -213,7 +214,7 @@ impl Races {
     ///
     /// # Errors
     ///
-    /// Returns the reason why it may not be.
+    /// Returns the reason why it may not be, as the end of a sentence that names the `mbarrier`.
     pub(crate) fn check_barrier(&self, thread: &ThreadClock, word: usize) -> Result<(), String> {
         if !self.on {
             return Ok(());

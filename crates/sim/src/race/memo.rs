@@ -27,6 +27,8 @@ impl Memo {
         (before, now, space): (Stamp, Stamp, Space),
         check: impl FnOnce() -> bool,
     ) -> bool {
+        // `time` has the time and, in its lowest 4 bits, the kind of the first access. The kind of
+        // the second one, whose time does not matter, and the space go above these bits.
         let [(a, time), (b, kind)] = [before.order_key(), now.order_key()];
         let kind = (kind & 0xf) << 4 | (space as u64) << 8;
         let pair = (a, b, time | kind);

@@ -443,8 +443,8 @@ mod tests {
             races.host_learns(&ended);
             let after = [races.host_sequence(), races.host_sequence()];
             let mut same = after.iter().filter(|sequence| sequence.chain == first);
-            let numbers = same.next().map(|sequence| races.start(sequence, 0, &ended).number);
-            assert!(numbers > Some(1) && same.next().is_none(), "{numbers:?}");
+            let number = same.next().map(|sequence| races.start(sequence, 0, &ended).number);
+            assert!(number > Some(1) && same.next().is_none(), "{number:?}");
         });
     }
 }

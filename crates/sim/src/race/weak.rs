@@ -147,8 +147,8 @@ impl Races {
                 });
                 seen[(at - first) / 4 + i] = value;
                 // The load has seen the value of each store before.
-                let seen = olds.iter_mut().filter(|old| old.store < late && old.seen.len() < SEEN);
-                seen.for_each(|old| old.seen.push(stamp));
+                let before = |old: &&mut OldValue| old.store < late && old.seen.len() < SEEN;
+                olds.iter_mut().filter(before).for_each(|old| old.seen.push(stamp));
             }
             at = unit_end;
         }

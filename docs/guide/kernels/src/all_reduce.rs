@@ -6,12 +6,12 @@ use cuda_std::reduce::Sum;
 use nccl_device::reduce_copy::{lsa_reduce, lsa_reduce_copy};
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
-/// Returns a block's share of `count` elements, in whole vectors of 16 bytes: the index of the
-/// first element, and the number of elements.
+/// Returns part `part` of `count` elements that are divided in `parts`, in whole vectors of 16
+/// bytes (4 elements): the index of its first element, and its number of elements.
 fn share(count: usize, part: usize, parts: usize) -> (usize, usize) {
-    let each = count.div_ceil(parts).next_multiple_of(4);
-    let first = (part * each).min(count);
-    (first, each.min(count - first))
+    let len = count.div_ceil(parts).next_multiple_of(4);
+    let first = (part * len).min(count);
+    (first, len.min(count - first))
 }
 
 /// Loads all ranks' elements, and adds them up in every rank.
@@ -23,13 +23,13 @@ pub fn one_shot(comm: DevComm, x: Window<f32>, out: Window<f32>) {
     let (block, blocks) = (thread::block_idx_x() as usize, thread::grid_dim_x() as usize);
     let (first, len) = share(x.len(), block, blocks);
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
-    barrier.sync(MemoryOrder::Acquire);
+    barrier.sync(MemoryOrder::Acquire); // the peers' x is there
     // SAFETY: the launch has checked the lengths; each block writes its share.
     unsafe {
         let to = out.local().as_ptr().add(first);
         lsa_reduce(Coop::cta(), Sum, x, first, to, len, team);
     }
-    barrier.sync(MemoryOrder::Release);
+    barrier.sync(MemoryOrder::Release); // the peers have read this rank's x
 }
 // ANCHOR_END: one_shot
 
@@ -45,9 +45,9 @@ pub fn two_shot(comm: DevComm, x: Window<f32>, out: Window<f32>) {
     let part = team.rank as usize * blocks + block;
     let (first, len) = share(x.len(), part, team.n_ranks as usize * blocks);
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
-    barrier.sync(MemoryOrder::Acquire);
+    barrier.sync(MemoryOrder::Acquire); // the peers' x is there, and their out may be written
     // SAFETY: the launch has checked the lengths; one block of one rank writes a part.
     unsafe { lsa_reduce_copy(Coop::cta(), Sum, x, first, out, first, len, team) };
-    barrier.sync(MemoryOrder::Release);
+    barrier.sync(MemoryOrder::Release); // every rank has stored its sums, also to this one
 }
 // ANCHOR_END: two_shot

@@ -9,7 +9,7 @@ use nccl_device::{BarrierIndex, Coop, DevComm, GridBarrier, MemoryOrder, Window}
 ///
 /// # Safety
 ///
-/// `word` is on this GPU, was 0 before the first launch, and no other kernel uses it.
+/// `word`, the grid barrier's, is on this GPU, was 0 before the first launch, and has no other use.
 #[kernel(requires(
     block.x % 32 == 0,
     block.y * block.z == 1,
@@ -39,6 +39,7 @@ pub unsafe fn normalize_by_blocks(
     // SAFETY: all threads call it.
     let mine = unsafe { block_sum(mine) };
 
+    // Every rank has begun, so it does not read the sums of the previous launch any more.
     ranks.sync(MemoryOrder::Acquire);
     for peer in coop.strided(team.n_ranks as u32) {
         let slot = team.rank as usize * blocks + block;

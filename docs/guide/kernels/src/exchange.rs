@@ -38,27 +38,28 @@ pub unsafe fn product_exchange(
     // SAFETY: the caller passes memory of these sizes, and all threads of the block are here.
     unsafe {
         let exchange = TileExchange::begin(&comm, inbox, flags, state);
-        Parts { comm: &comm, exchange: &exchange, factors, c }.all(|_, sum| sum);
+        FusedProduct { comm: &comm, exchange: &exchange, factors, c }.compute_tiles(|_, sum| sum);
         exchange.end(Coop::cta());
     }
 }
 // ANCHOR_END: kernel
 
 // ANCHOR: loop
-struct Parts<'a> {
+/// The product of a rank's factors, whose tiles the ranks exchange and add.
+struct FusedProduct<'a> {
     comm: &'a DevComm,
     exchange: &'a TileExchange<'a, bf16>,
     factors: Factors,
     c: *mut bf16,
 }
 
-impl Parts<'_> {
+impl FusedProduct<'_> {
     /// Computes all tiles of this block. `epilogue` returns an element of C for a column and a sum.
     ///
     /// # Safety
     ///
     /// The memory has the sizes that the kernel asks for; all threads of the block call this.
-    unsafe fn all(&self, epilogue: impl Fn(u32, f32) -> f32 + Copy) {
+    unsafe fn compute_tiles(&self, epilogue: impl Fn(u32, f32) -> f32 + Copy) {
         let (mut tile, blocks) = (thread::block_idx_x(), thread::grid_dim_x());
         let mut previous = None;
         while tile < self.factors.tiles() {
@@ -81,14 +82,14 @@ impl Parts<'_> {
     }
 
     /// Returns the number of a rank's part of a tile, among all parts that a rank receives.
-    fn number(&self, tile: u32, rank: u32) -> u32 {
+    fn part_number(&self, tile: u32, rank: u32) -> u32 {
         tile * self.comm.lsa_team().n_ranks as u32 + rank
     }
 }
 // ANCHOR_END: loop
 
 // ANCHOR: push
-impl Parts<'_> {
+impl FusedProduct<'_> {
     /// Rounds a tile's sums, and pushes them to all ranks, this one among them.
     ///
     /// # Safety
@@ -98,8 +99,8 @@ impl Parts<'_> {
         let staged = shared_array![bf16; ELEMENTS];
         for_each_pair(sums, |row, column, pair| {
             let to = staged.wrapping_add((row * TILE + column) as usize).cast();
-            // SAFETY: each thread has elements of its own. The previous push has read the memory:
-            // its thread has waited since, at the barriers of this tile's product.
+            // SAFETY: each thread has elements of its own. The previous push has read the memory
+            // when thread 0 returns from it, before the barriers of this tile's product.
             unsafe { mem::store(to, f32_to_bf16x2(pair)) };
         });
         // The copy uses the asynchronous proxy, which needs a fence to see the stores.
@@ -107,11 +108,11 @@ impl Parts<'_> {
         thread::sync_threads();
         if thread::thread_idx_x() == 0 {
             let team = self.comm.lsa_team();
-            let number = self.number(tile, team.rank as u32);
-            let at = number as usize * ELEMENTS;
-            // SAFETY: the place is this rank's part of the tile, and the tile is staged.
+            let part = self.part_number(tile, team.rank as u32);
+            let first = part as usize * ELEMENTS;
+            // SAFETY: the place is that of this rank's part of the tile, and the tile is staged.
             unsafe {
-                self.exchange.push_shared(team.all_from_self(), number, at, staged, ELEMENTS);
+                self.exchange.push_shared(team.all_from_self(), part, first, staged, ELEMENTS);
             }
         }
     }
@@ -119,7 +120,7 @@ impl Parts<'_> {
 // ANCHOR_END: push
 
 // ANCHOR: add
-impl Parts<'_> {
+impl FusedProduct<'_> {
     /// Waits for all ranks' parts of a tile, and stores `epilogue` of their sum.
     ///
     /// # Safety
@@ -128,16 +129,16 @@ impl Parts<'_> {
     unsafe fn add(&self, tile: u32, epilogue: impl Fn(u32, f32) -> f32) {
         let (ranks, coop) = (self.comm.lsa_team().n_ranks as u32, Coop::cta());
         for rank in 0..ranks {
-            self.exchange.wait_for(coop, self.number(tile, rank));
+            self.exchange.wait_for(coop, self.part_number(tile, rank));
         }
         for vector in coop.strided(TILE * TILE / LANES) {
             let (row, column) = (vector * LANES / TILE, vector * LANES % TILE);
             let at = self.factors.index(tile, row, column);
             let mut sum = [0.0; LANES as usize];
             for rank in 0..ranks {
-                let part = self.number(tile, rank) as usize * ELEMENTS;
+                let first = self.part_number(tile, rank) as usize * ELEMENTS;
                 // SAFETY: the part has arrived.
-                let part = unsafe { self.exchange.load_vec(part + (vector * LANES) as usize) };
+                let part = unsafe { self.exchange.load_vec(first + (vector * LANES) as usize) };
                 // All ranks add in f32 and in the same order, so they get the same bits.
                 bf16::add(&mut sum, part);
             }
@@ -175,8 +176,8 @@ pub unsafe fn product_exchange_relu(
     // SAFETY: the caller passes memory of these sizes, and `n` numbers in `bias`.
     unsafe {
         let exchange = TileExchange::begin(&comm, inbox, flags, state);
-        let parts = Parts { comm: &comm, exchange: &exchange, factors, c };
-        parts.all(|column, sum| (sum + mem::load(bias.add(column as usize))).max(0.0));
+        let fused = FusedProduct { comm: &comm, exchange: &exchange, factors, c };
+        fused.compute_tiles(|column, sum| (sum + mem::load(bias.add(column as usize))).max(0.0));
         exchange.end(Coop::cta());
     }
 }

@@ -12,6 +12,9 @@ use nccl_device::{DevComm, LamportMemory, PeerRegTiles};
 pub const TILE: (u32, u32) = (64, 64);
 /// Threads of a block: a warpgroup that multiplies, and another one, two of whose warps load.
 pub const THREADS: u32 = 256;
+/// The number of the warp that loads A; the other loading warp loads B.
+const LOADS_A: u32 = 1;
+/// Stages of 16 KiB: 192 KiB are on their way from memory at a time.
 const STAGES: u32 = 12;
 /// The computing warps, each with 16 columns of C.
 const WARPS: u32 = 4;
@@ -56,15 +59,16 @@ pub unsafe fn product_all_reduce_few<const N: usize>(
     k: u32,
 ) {
     let (comm, memory) = (&comm, Memory::dynamic());
-    let fused = Fused::<N> { comm, maps: [&b, &a, &c], peers, memory, m, n, k };
-    // SAFETY: all threads are here, and the caller passes the factors' maps.
+    let fused = Fused::<N> { comm, a: &a, b: &b, c: &c, peers, memory, m, n, k };
+    // SAFETY: all threads are here, and the caller passes these maps.
     unsafe { fused.run() }
 }
 
 struct Fused<'a, const N: usize> {
     comm: &'a DevComm,
-    /// The maps of B, A and C.
-    maps: [&'a TensorMap; 3],
+    a: &'a TensorMap,
+    b: &'a TensorMap,
+    c: &'a TensorMap,
     peers: LamportMemory,
     memory: Memory,
     m: u32,
@@ -105,7 +109,7 @@ unsafe impl<'a, const N: usize> Mainloop for Fused<'a, N> {
 
     /// Waits for the previous kernel, except in the first warp: it loads B, which no kernel writes.
     fn prepare(&self, loader: u32) {
-        if loader == 1 {
+        if loader == LOADS_A {
             grid::wait_for_previous();
         }
     }
@@ -116,17 +120,18 @@ unsafe impl<'a, const N: usize> Mainloop for Fused<'a, N> {
 
     fn load(&self, &[row, column]: &[u32; 2], step: u32, stage: &EmptyStage) {
         let (number, term) = (stage.number(), step * A::COLUMNS);
-        if stage.loader() == 0 {
-            stage.expect(B::BYTES);
-            stage.load_once(self.memory.b(number), self.maps[0], column, term);
-        } else {
+        if stage.loader() == LOADS_A {
             stage.expect(A::BYTES);
-            stage.load(self.memory.a(number), self.maps[1], row, term);
+            stage.load(self.memory.a(number), self.a, row, term);
+        } else {
+            stage.expect(B::BYTES);
+            stage.load_once(self.memory.b(number), self.b, column, term);
         }
     }
 
     fn state(&self, _: &Warpgroup) -> PeerRegTiles<'a, N> {
         grid::wait_for_previous();
+        // A number that does not fit in 32 bits is more than any capacity: `begin` traps.
         let used = slots(self.m as usize, self.n as usize).unwrap_or(u32::MAX);
         // SAFETY: the previous kernels have ended; the caller passes slots for these shapes.
         unsafe { PeerRegTiles::begin(self.comm, &self.peers, used) }
@@ -151,9 +156,10 @@ unsafe impl<'a, const N: usize> Mainloop for Fused<'a, N> {
         sums: &mut RegTile<f32, 8>,
     ) {
         let [row, column] = self.origin(turn);
+        let rows_left = self.m - row; // The columns of the sums that C has.
         // SAFETY: each warp of each tile has a number of its own, the same in all ranks.
-        unsafe { peers.add(WARPS * turn.number + group.warp(), sums, self.m - row) };
-        group.store_transposed(sums, self.memory.c(0), self.maps[2], row, column);
+        unsafe { peers.add(WARPS * turn.number + group.warp(), sums, rows_left) };
+        group.store_transposed(sums, self.memory.c(0), self.c, row, column);
     }
 
     fn end(&self, group: &Warpgroup, peers: &mut PeerRegTiles<'a, N>) {

@@ -18,7 +18,7 @@ pub unsafe fn normalize_by_message(
     len: usize,
     scale: f32,
 ) {
-    let coop = Coop::cta();
+    let (coop, block, blocks) = (Coop::cta(), 0, 1);
     let mut mine = 0.0;
     for i in coop.strided(len) {
         // SAFETY: the index is below `len`, and the caller passes a pointer to `len` elements.
@@ -27,8 +27,8 @@ pub unsafe fn normalize_by_message(
     }
     // SAFETY: all threads call it; the caller passes a handle for one block.
     let (mine, buffer) =
-        unsafe { (block_sum(mine), LlA2aBuffer::new(&comm, comm.lsa_team(), exchange, 1)) };
-    let total = buffer.all_reduce(coop, 0, mine, |a, b| a + b);
+        unsafe { (block_sum(mine), LlA2aBuffer::new(&comm, comm.lsa_team(), exchange, blocks)) };
+    let total = buffer.all_reduce(coop, block, mine, |a, b| a + b);
     let factor = scale / total.sqrt();
     for i in coop.strided(len) {
         // SAFETY: the index is below `len`; this thread alone has loaded the element.

@@ -38,7 +38,7 @@ pub unsafe fn softmax_of_all(
         while row < rows {
             // SAFETY: row is below rows.
             let x = unsafe { x.add(row as usize * columns as usize) };
-            // First the numbers of this lane's elements, then of the warp's, then of all ranks'.
+            // The loops merge this lane's elements, then those of the warp; `all` is of all ranks.
             let mut mine: Part = [f32::MIN, 0.0];
             for i in coop.strided(columns as usize) {
                 // SAFETY: i is below columns.

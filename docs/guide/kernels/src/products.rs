@@ -23,7 +23,7 @@ pub(crate) struct Factors {
     b: Matrix<bf16>,
 }
 
-/// A warp's sums: 32 x 32 elements of the tile, in register tiles of 16 rows.
+/// A warp's sums: 32 x 32 elements of the tile, as two register tiles of 16 rows and 4 x 8 columns.
 pub(crate) type Sums = [RegTile<f32, 4>; 2];
 
 impl Factors {
@@ -61,7 +61,7 @@ impl Factors {
     pub(crate) unsafe fn sums(&self, tile: u32) -> Sums {
         let memory = shared_array![u8; Product::BYTES as usize];
         let product = Product { a: self.a, b: self.b, memory };
-        // SAFETY: all threads of the block are here; rows are aligned to 16 bytes.
+        // SAFETY: all threads of the block are here; rows are aligned to 16 bytes, those of a copy.
         unsafe { product.sums::<16, 2, 4>(self.origin(tile), warps_part(), thread::sync_threads) }
     }
 }
@@ -163,7 +163,7 @@ pub unsafe fn product_then_reduce(
 ///
 /// `inbox` has [`TILE`] x [`TILE`] elements for each rank and each tile that this rank owns, and
 /// `flags` a word for each; `epoch` points to [`Epoch::WORDS`] words. `flags` and `epoch` were 0
-/// before the first launch. Grid: any, in all launches the same.
+/// before the first launch. Grid: any, the same in all launches.
 #[kernel(max_threads = 128, requires((m * n) as usize <= c.len()))]
 pub unsafe fn product_all_reduce(
     comm: DevComm,

@@ -34,7 +34,7 @@ pub unsafe fn softmax_scores(
         memory: shared_array![u8; Product::BYTES as usize],
     };
     let (first_row, warps_row) = (TILE * thread::block_idx_x(), 16 * warp::warp_id());
-    let scores = |column| -> Scores {
+    let scores_from = |column| -> Scores {
         // SAFETY: the caller passes whole matrices; all threads of the block are here.
         let [sums] = unsafe {
             product.sums::<16, 1, 8>((first_row, column), (warps_row, 0), thread::sync_threads)
@@ -46,7 +46,7 @@ pub unsafe fn softmax_scores(
     let mut sum = RegRows::filled(0.0_f32);
     let tiles = || (0..keys).step_by(TILE as usize);
     for column in tiles() {
-        let scores = scores(column);
+        let scores = scores_from(column);
         // SAFETY: all lanes of the warp are here.
         let new = largest.zip(unsafe { scores.reduce_rows(f32::max) }, f32::max);
         let powers = scores.zip_rows(new, |score, new| math::exp(score - new));
@@ -57,7 +57,8 @@ pub unsafe fn softmax_scores(
     }
     // The scores are computed again, since a whole row does not fit in registers.
     for column in tiles() {
-        let powers = scores(column).zip_rows(largest, |score, largest| math::exp(score - largest));
+        let scores = scores_from(column);
+        let powers = scores.zip_rows(largest, |score, largest| math::exp(score - largest));
         powers.zip_rows(sum, |power, sum| power / sum).for_each_pair(|row, in_tile, pair| {
             let row = (first_row + warps_row + row) as usize;
             let to = p.wrapping_add(row * keys as usize + (column + in_tile) as usize);

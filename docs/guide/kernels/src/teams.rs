@@ -40,7 +40,7 @@ pub fn gather(comm: DevComm, x: Window<f32>, out: Window<f32>) {
 
 // ANCHOR: split
 /// Stores `x` to the next rank's inbox, and works on this rank's `x` while the store arrives:
-/// `out[i] = own(x[i]) + inbox[i]`.
+/// `out[i] = work(x[i]) + inbox[i]`.
 ///
 /// Grid and block: any.
 #[kernel(requires(x.len() <= inbox.len(), x.len() <= out.len()))]
@@ -55,7 +55,7 @@ pub fn pass_on(comm: DevComm, x: Window<f32>, inbox: Window<f32>, out: Window<f3
     let arrival = barrier.arrive(MemoryOrder::Release);
     for i in thread::grid_strided(x.len()) {
         // SAFETY: i is below both lengths, and this thread alone accesses the element of `out`.
-        unsafe { out.local().store(i, own(x.local().load(i))) };
+        unsafe { out.local().store(i, work(x.local().load(i))) };
     }
     arrival.wait(MemoryOrder::Acquire);
     for i in thread::grid_strided(x.len()) {
@@ -64,7 +64,7 @@ pub fn pass_on(comm: DevComm, x: Window<f32>, inbox: Window<f32>, out: Window<f3
     }
 }
 
-fn own(x: f32) -> f32 {
+fn work(x: f32) -> f32 {
     10.0 * x
 }
 // ANCHOR_END: split

@@ -23,6 +23,9 @@ pub const CLUSTER: u32 = 2;
 pub const HALF: u32 = TILE.1 / CLUSTER;
 /// Threads of a block: two warpgroups that multiply, and one whose first warp loads.
 pub const THREADS: u32 = 384;
+/// Warps that neither multiply nor load.
+const IDLE_WARPS: u32 = 3;
+/// Stages of 48 KiB: with the parts they fill the shared memory.
 const STAGES: u32 = 4;
 
 type A = SharedTile<bf16, { TILE.0 }>;
@@ -65,11 +68,11 @@ pub unsafe fn product_all_reduce_wide<const N: usize>(
         let peers = Peers::new(&comm, &memory, to, [m, n]);
         peers.prepare();
         Fused::<N> { a: &a, b: &b, c: &c, peers, memory: Memory::dynamic(), m, n, k }.run();
-        peers.end(0);
+        peers.end(0); // The number matters only if owners store to all ranks.
     }
 }
 
-/// Every rank adds every part.
+/// The parts that the ranks send, of which every rank adds all.
 type Peers<'a, const N: usize> = PeerTiles<'a, Everyone, N>;
 
 struct Fused<'a, const N: usize> {
@@ -87,23 +90,25 @@ impl<const N: usize> Fused<'_, N> {
     /// Returns the first row and column of this block's tile.
     fn origin(&self, turn: Turn) -> (u32, u32) {
         let rows = self.m.div_ceil(CLUSTER * TILE.0);
+        // In groups of 8 rows the 66 clusters of an H100 compute a nearly square block of C.
         let order = TileOrder::<8> { rows, columns: self.n.div_ceil(TILE.1) };
         let (row, column) = order.position(turn.number);
         ((CLUSTER * row + cluster::rank()) * TILE.0, column * TILE.1)
     }
 
-    /// Adds the peers' parts to every `step`-th group of rows of a tile.
-    fn add(&self, (row, column): (u32, u32), rows: Range<u32>, step: u32, turn: u32) {
-        let Some(column) = self.peers.column(row, column) else { return };
-        // SAFETY: the previous kernels have ended. Each row is added by one of the warps that call
-        // this, after the wait for this rank's part of the row.
+    /// Adds the peers' parts to `rows` of a tile, which `warps` warps divide: each takes every
+    /// `warps`-th group of rows. The block has computed `before` tiles before this one.
+    fn add(&self, (row, column): (u32, u32), rows: Range<u32>, warps: u32, before: u32) {
+        let Some(lanes_column) = self.peers.column(row, column) else { return };
+        // SAFETY: the callers have waited for the previous kernels. One warp adds each row, after
+        // the wait for this rank's part of it.
         unsafe {
             let sums = self.peers.sums();
             let mut first = rows.start;
             while first < rows.end {
-                self.peers.wait_stored(first / STORE_M, turn);
-                sums.add(column, first);
-                first += step * Peers::<N>::AT_ONCE;
+                self.peers.wait_stored(first / STORE_M, before);
+                sums.add(lanes_column, first);
+                first += warps * Peers::<N>::AT_ONCE;
             }
         }
     }
@@ -122,16 +127,17 @@ impl<const N: usize> StoresRows for Fused<'_, N> {
         message_word(word)
     }
 
-    /// Stores two parts to C, and sends them to the peers as a bulk group of its own.
+    /// Stores two parts to C, and sends them to the peers in a second bulk group, so that a wait
+    /// for the stores does not wait for the messages.
     fn store(&self, group: &Warpgroup, (row, column): (u32, u32), first: u32) {
-        let part = |i| (column + (first + i) * Part::COLUMNS, self.part(group, i));
+        let numbered = |i| (column + (first + i) * Part::COLUMNS, self.part(group, i));
         // SAFETY: each part is stored and sent once, after the previous kernels have ended.
         group.store(|| unsafe {
-            for (column, part) in (0..2).map(part) {
+            for (column, part) in (0..2).map(numbered) {
                 self.peers.keep(self.c, row, column, part);
             }
             tma::commit_stores();
-            for (column, part) in (0..2).map(part) {
+            for (column, part) in (0..2).map(numbered) {
                 self.peers.send(row, column, part);
             }
         });
@@ -145,6 +151,7 @@ impl<const N: usize> StoresRows for Fused<'_, N> {
 // SAFETY: each stage has tiles of its own, and `load` copies the bytes that the barrier expects.
 unsafe impl<const N: usize> Mainloop for Fused<'_, N> {
     type Schedule = Persistent<CLUSTER>;
+    /// 2 * 192 + 120 = 3 * 168, which a launch gives three warpgroups. Idle warps need 120 to add.
     type Registers = Registers<192, 120>;
     type Sums = RegTile<f32, 32>;
     type Source = (u32, u32);
@@ -170,11 +177,11 @@ unsafe impl<const N: usize> Mainloop for Fused<'_, N> {
         stage.expect(A::BYTES + B::BYTES);
         stage.load(self.memory.a(number), self.a, row, term);
         let b = self.memory.b(number).rows::<HALF>(half);
-        stage.load_multicast(b, self.b, column + half, term, 0b11);
+        stage.load_multicast(b, self.b, column + half, term, 0b11); // To both blocks.
     }
 
     fn state(&self, _: &Warpgroup) -> Self::State {
-        LastRows::none((0, 0))
+        LastRows::none((0, 0)) // No tile has this place yet.
     }
 
     fn compute(
@@ -185,15 +192,16 @@ unsafe impl<const N: usize> Mainloop for Fused<'_, N> {
         stage: u32,
         first: bool,
     ) {
-        let a = self.memory.a(stage).rows(64 * group.index());
+        let a = self.memory.a(stage).rows(64 * group.index()); // 64 for each warpgroup
         group.multiply(sums, a, self.memory.b(stage), !first);
     }
 
-    /// Places the interludes: the left half is sent at once, the right half when TMA has read the
-    /// left one, and then the rows of C are complete.
+    /// Places the interludes in the next tile, so that each waits little: the left half of the
+    /// rows is sent at once, the right half when TMA has read the left one, and then C is complete.
     fn pause(&self, index: u32) -> u32 {
-        let left = (self.k / A::COLUMNS / 2).min(24);
-        [1, left + 1, left + 5][index as usize]
+        // All blocks send at once, so that half a tile takes TMA 24 steps; to store it takes 4.
+        let left_is_sent = (self.k / A::COLUMNS / 2).min(24) + 1;
+        [1, left_is_sent, left_is_sent + 4][index as usize]
     }
 
     fn interlude(&self, group: &Warpgroup, last: &mut Self::State, index: u32, turn: Turn) {
@@ -205,7 +213,7 @@ unsafe impl<const N: usize> Mainloop for Fused<'_, N> {
 
     fn finish(&self, group: &Warpgroup, last: &mut Self::State, turn: Turn, sums: &mut Self::Sums) {
         if turn.before == 0 {
-            grid::wait_for_previous();
+            grid::wait_for_previous(); // The previous kernel may read C.
         }
         last.round(group, sums, turn.before, self);
     }
@@ -213,19 +221,21 @@ unsafe impl<const N: usize> Mainloop for Fused<'_, N> {
     /// Adds the peers' parts to this warp's own rows of the last tile.
     fn end(&self, group: &Warpgroup, last: &mut Self::State) {
         last.end(group, self);
-        if let Some(turn) = last.tiles().checked_sub(1) {
-            let ((row, column), first) = (last.place(), STORE_M * group.warp());
-            self.add((row - first, column), first..first + STORE_M, 1, turn);
+        if let Some(before) = last.tiles().checked_sub(1) {
+            let ((row, column), own, warps) = (last.place(), STORE_M * group.warp(), 1);
+            self.add((row - own, column), own..own + STORE_M, warps, before);
         }
     }
 
+    /// Adds the peers' parts to all tiles but the last.
     fn idle(&self, warp: &IdleWarp) {
         grid::wait_for_previous();
         let schedule = self.schedule();
-        for before in 1..schedule.turns() {
-            let tile = self.origin(schedule.turn(before - 1));
+        for next in 1..schedule.turns() {
+            let before = next - 1;
+            let tile = self.origin(schedule.turn(before));
             let first = warp.index() * Peers::<N>::AT_ONCE;
-            self.add(tile, first..TILE.0, 3, before - 1);
+            self.add(tile, first..TILE.0, IDLE_WARPS, before);
         }
     }
 }

@@ -31,7 +31,7 @@ impl Softmax {
     ) -> Result<Self, Error> {
         comm.require_single_lsa_team()?;
         let mut requirements = DevCommRequirements::new();
-        let max_elements = comm.n_ranks() as u32; // one of each rank
+        let max_elements = comm.n_ranks() as u32; // from each rank two f32, which are 8 bytes
         let key = requirements.add(LlA2a { blocks: Self::BLOCKS, max_elements, element_size: 8 });
         let dev = comm.create_dev_comm(requirements)?;
         let exchange = dev.resource(key)?;

@@ -9,12 +9,12 @@ use norm::KERNELS;
 const COUNT: usize = 1000;
 
 fn main() -> Result<(), Error> {
-    World::from_env()?.run(scaled)?;
+    World::from_env()?.run(scale_part)?;
     Ok(())
 }
 
-/// What each rank does.
-fn scaled(rank: &Rank) -> Result<(), Error> {
+/// Scales the vector, and prints this rank's part of the length squared.
+fn scale_part(rank: &Rank) -> Result<(), Error> {
     rank.load(&KERNELS)?;
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     comm.require_single_lsa_team()?; // the kernel adds up the sums of its LSA team

@@ -20,6 +20,9 @@ const GREEN: &str = "#d9ead3";
 const YELLOW: &str = "#fff2cc";
 const RED: &str = "#f4cccc";
 const WHITE: &str = "#ffffff";
+/// Styles of an arrow; a dashed one shows a wait.
+const SOLID: &str = "";
+const DASHED: &str = " stroke-dasharray=\"4 3\"";
 
 /// An SVG picture. Coordinates are in pixels.
 struct Picture {
@@ -37,7 +40,7 @@ impl Picture {
         self.body.push('\n');
     }
 
-    /// A box with a text in its middle.
+    /// Adds a box with a text in its middle.
     fn area(&mut self, (x, y): (u32, u32), (width, height): (u32, u32), fill: &str, text: &str) {
         self.add(format_args!(
             "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" rx=\"3\" \
@@ -54,11 +57,9 @@ impl Picture {
         self.add(format_args!("<text x=\"{x}\" y=\"{y}\">{text}</text>"));
     }
 
-    /// An arrow, dashed if it shows a wait.
-    fn arrow(&mut self, (x1, y1): (u32, u32), (x2, y2): (u32, u32), dashed: bool) {
-        let dash = if dashed { " stroke-dasharray=\"4 3\"" } else { "" };
+    fn arrow(&mut self, (x1, y1): (u32, u32), (x2, y2): (u32, u32), style: &str) {
         self.add(format_args!(
-            "<line x1=\"{x1}\" y1=\"{y1}\" x2=\"{x2}\" y2=\"{y2}\" stroke=\"#333\"{dash} \
+            "<line x1=\"{x1}\" y1=\"{y1}\" x2=\"{x2}\" y2=\"{y2}\" stroke=\"#333\"{style} \
              marker-end=\"url(#end)\"/>"
         ));
     }
@@ -77,7 +78,7 @@ impl Picture {
     }
 }
 
-/// Eight ranks in two LSA teams of four, and one of the four rails.
+/// Draws eight ranks in two LSA teams of four, and one of the four rails.
 fn teams() -> String {
     let mut picture = Picture::new(640, 186);
     picture.label((20, 22), "the world: 8 ranks");
@@ -92,13 +93,13 @@ fn teams() -> String {
             picture.text((at.0 + 30, 116), &format!("LSA {rank}"));
         }
     }
-    picture.arrow((275, 150), (118, 136), false);
-    picture.arrow((275, 150), (428, 136), false);
+    picture.arrow((275, 150), (118, 136), SOLID);
+    picture.arrow((275, 150), (428, 136), SOLID);
     picture.text((275, 172), "a rail: ranks 1 and 5, over the network (GIN)");
     picture.finish()
 }
 
-/// Returns a window of three ranks, and the pointers that rank 1 has into it.
+/// Draws a window of three ranks, and the pointers that rank 1 has into it.
 fn window() -> String {
     let mut picture = Picture::new(640, 150);
     picture.label((20, 22), "one window, 100 elements in each rank");
@@ -108,34 +109,34 @@ fn window() -> String {
         picture.area((x, 34), (190, 34), fill, &format!("the part of rank {rank}"));
         let pointer = ["window.lsa(0)", "window.local()", "window.lsa(2)"][rank as usize];
         picture.text((x + 95, 140), pointer);
-        picture.arrow((x + 95, 124), (x + 95, 70), false);
+        picture.arrow((x + 95, 124), (x + 95, 70), SOLID);
     }
     picture.label((20, 100), "in the kernel of rank 1:");
     picture.finish()
 }
 
-/// Two ranks that arrive at a barrier at different times.
+/// Draws two ranks that arrive at a barrier at different times.
 fn barrier() -> String {
     let mut picture = Picture::new(640, 170);
-    for (rank, at) in [(0, 180), (1, 330)] {
+    for (rank, arrival) in [(0, 180), (1, 330)] {
         let y = 30 + 70 * rank;
         picture.label((20, y + 20), &format!("rank {rank}"));
-        picture.area((80, y), (at - 80, 30), GREEN, "before: stores");
+        picture.area((80, y), (arrival - 80, 30), GREEN, "before: stores");
         picture.area((380, y), (240, 30), GREEN, "after: loads of what peers stored");
         if rank == 0 {
-            picture.area((at, y), (380 - at, 30), YELLOW, "waits");
+            picture.area((arrival, y), (380 - arrival, 30), YELLOW, "waits");
         } else {
-            picture.area((at, y), (380 - at, 30), YELLOW, "");
+            picture.area((arrival, y), (380 - arrival, 30), YELLOW, "");
         }
     }
-    picture.arrow((180, 60), (330, 98), false);
-    picture.arrow((330, 100), (378, 62), false);
+    picture.arrow((180, 60), (330, 98), SOLID);
+    picture.arrow((330, 100), (378, 62), SOLID);
     picture.label((80, 158), "arrive: my stores are visible (Release)");
     picture.label((380, 158), "wait: I see yours (Acquire)");
     picture.finish()
 }
 
-/// Returns a put with a signal, from its post to the target's wait.
+/// Draws a put with a signal, from its post to the target's wait.
 fn put() -> String {
     let mut picture = Picture::new(640, 190);
     picture.label((20, 45), "source");
@@ -147,15 +148,15 @@ fn put() -> String {
     picture.area((90, 105), (350, 30), RED, "do not read the target");
     picture.area((440, 105), (90, 30), YELLOW, "wait_signal");
     picture.area((530, 105), (90, 30), GREEN, "read it");
-    picture.arrow((200, 57), (300, 103), false);
+    picture.arrow((200, 57), (300, 103), SOLID);
     picture.text((215, 90), "data");
-    picture.arrow((330, 57), (440, 103), false);
+    picture.arrow((330, 57), (440, 103), SOLID);
     picture.text((352, 90), "signal");
     picture.label((90, 170), "The signal is added after the data has arrived.");
     picture.finish()
 }
 
-/// Returns the parts that a rank of four receives.
+/// Draws the parts that a rank of four receives.
 fn shots() -> String {
     let mut picture = Picture::new(640, 200);
     picture.label((20, 22), "one step: rank 0 receives all of three peers");
@@ -170,12 +171,12 @@ fn shots() -> String {
     }
     picture.text((76, 155), "reduce");
     picture.text((236, 155), "store the sums");
-    picture.arrow((138, 121), (176, 121), true);
+    picture.arrow((138, 121), (176, 121), DASHED);
     picture.label((20, 186), "S: the bytes of a rank's elements. 3 S against 6/4 S.");
     picture.finish()
 }
 
-/// Returns a block's work in time: products, then sums; and both in turns.
+/// Draws a block's work over time: in step 2 products and then sums, in step 3 both in turns.
 fn fused() -> String {
     let mut picture = Picture::new(640, 190);
     picture.label((20, 22), "step 2");
@@ -191,7 +192,7 @@ fn fused() -> String {
         let (width, fill) = if name.starts_with('p') { (96, GREEN) } else { (62, BLUE) };
         picture.area((x, 102), (width, 28), fill, name);
         if name.starts_with('p') {
-            picture.arrow((x + 90, 130), (x + 110, 158), false);
+            picture.arrow((x + 90, 130), (x + 110, 158), SOLID);
         }
         x += width + 4;
     }

@@ -1,5 +1,6 @@
 //! The guide itself: its listings are copies of files that are compiled, its links lead somewhere,
-//! the names in its tables exist, and its pictures are those that the program draws.
+//! the names in its tables exist, and its pictures are those that the program draws. The tests
+//! also assert that they find about as many listings and names as there are.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -58,7 +59,7 @@ fn with_listings(folder: &Path, text: &str) -> String {
     page
 }
 
-/// `DEVCOMM_BLESS=1` makes it copy them into the pages.
+/// Copies the listings into the pages instead if `DEVCOMM_BLESS=1`.
 #[test]
 fn the_listings_are_those_of_their_files() {
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../README.md");
@@ -131,6 +132,7 @@ fn every_anchor_is_shown() {
     for folder in ["kernels/src", "listings/src", "listings/tests", "listings/tests/gpu_guide"] {
         for entry in fs::read_dir(book().join("..").join(folder)).unwrap() {
             let path = entry.unwrap().path();
+            // This file, `guide.rs`, has the marks in its strings.
             if path.extension().is_none_or(|kind| kind != "rs") || path.ends_with("guide.rs") {
                 continue;
             }
@@ -185,7 +187,7 @@ fn the_manifests_name_packages_of_the_workspace() {
     assert!(names >= 4, "{names}");
 }
 
-/// Words of all sources of the crates that users see.
+/// Returns the words of all sources of the crates that users see.
 fn words() -> BTreeSet<String> {
     fn add(folder: &Path, words: &mut BTreeSet<String>) {
         for entry in fs::read_dir(folder).unwrap() {
@@ -236,7 +238,7 @@ fn every_name_in_the_tables_of_the_porting_chapter_exists() {
     assert!(names >= 60, "{names}");
 }
 
-/// `DEVCOMM_BLESS=1` makes it write them.
+/// Writes the pictures instead if `DEVCOMM_BLESS=1`.
 #[test]
 fn the_pictures_are_those_that_the_program_draws() {
     let folder = book().join("pictures");

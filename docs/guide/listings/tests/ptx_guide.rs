@@ -11,20 +11,20 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 fn main() {
     cuda_builder::link_worker();
-    let whole = || {
+    let registers = || {
         let reports = builder("guide").build().and_then(|made| made.report());
         ended(reports, |reports| stay_in_registers(reports))
     };
     let messages = || {
         let ptx = |builder: CudaBuilder| Ok(builder.only("panic").build()?.modules.remove(0).ptx);
-        let both = ptx(builder("silent"))
+        let built = ptx(builder("silent"))
             .and_then(|silent| Ok((silent, ptx(builder("messages").panic_messages(true))?)));
-        ended(both, |(silent, messages)| {
+        ended(built, |(silent, messages)| {
             say_what_failed(&fs::read_to_string(silent)?, &fs::read_to_string(messages)?)
         })
     };
     let trials = vec![
-        Trial::ignorable_test("the_kernels_of_the_guide_have_no_stack_and_no_calls", whole),
+        Trial::ignorable_test("the_kernels_of_the_guide_have_no_stack_and_no_calls", registers),
         Trial::ignorable_test("panics_have_messages_on_request_and_cost_nothing_without", messages),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
@@ -48,7 +48,7 @@ fn ended<T>(
     }
 }
 
-/// GIN's operations and printing are exceptions.
+/// Checks that kernels have no stack and no calls. GIN's operations and printing are exceptions.
 fn stay_in_registers(reports: &[KernelReport]) -> Result<(), Failed> {
     let is_good = |kernel: &&KernelReport| {
         let has_stack = kernel.resources.is_some_and(|used| {
@@ -64,8 +64,8 @@ fn stay_in_registers(reports: &[KernelReport]) -> Result<(), Failed> {
     }
 }
 
-/// The message, its file, and the variable that the host sets to the rank are in the PTX that was
-/// asked for them, and the other has none of it.
+/// Checks that the message, its file, and the variable that the host sets to the rank (initially
+/// `u32::MAX`) are in the PTX with messages, and that the silent PTX has none of them.
 fn say_what_failed(silent: &str, messages: &str) -> Result<(), Failed> {
     let bytes =
         |text: &str| text.bytes().map(|byte| byte.to_string()).collect::<Vec<_>>().join(", ");
@@ -84,7 +84,7 @@ fn say_what_failed(silent: &str, messages: &str) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Returns a test that lacks a component is skipped; with `DEVCOMM_REQUIRE_KERNELS=1` it fails.
+/// Skips a test that lacks a component; with `DEVCOMM_REQUIRE_KERNELS=1` the test fails.
 fn skip(reason: String) -> Result<Completion, Failed> {
     match std::env::var_os("DEVCOMM_REQUIRE_KERNELS").is_some_and(|value| value == "1") {
         true => Err(reason.into()),

@@ -1,5 +1,5 @@
-//! The guide's listings that run on simulated GPUs only, and what the simulator says of planted
-//! mistakes: `src/reports`, which the chapters include. With `DEVCOMM_BLESS=1` the tests write it.
+//! The guide's listings that run on simulated GPUs only, and the simulator's reports of planted
+//! mistakes: `src/reports`, which the chapters include; the tests write them if `DEVCOMM_BLESS=1`.
 
 use std::fs;
 use std::path::Path;
@@ -17,8 +17,8 @@ use norm::KERNELS;
 #[test]
 fn ranks_of_two_teams_know_their_places() {
     // ANCHOR: who
-    let places = World::builder().simulate(Simulation::new(4).team_size(2)).from_env().unwrap();
-    let found = places.run(|rank| {
+    let world = World::builder().simulate(Simulation::new(4).team_size(2)).from_env().unwrap();
+    let found = world.run(|rank| {
         rank.load(&KERNELS)?;
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let out = comm.window::<i32>(6)?;
@@ -33,11 +33,12 @@ fn ranks_of_two_teams_know_their_places() {
     // ANCHOR_END: who
 }
 
+/// Returns a machine of two GPUs that reach each other by GIN only.
 fn network() -> Simulation {
     Simulation::new(2).team_size(1)
 }
 
-fn over_the_network(rank: &Rank) -> Result<DevCommResource, Error> {
+fn dev_comm_for_gin(rank: &Rank) -> Result<DevCommResource, Error> {
     let connection = GinConnectionType::Full;
     let requirements = DevCommRequirements::new().gin_signals(1).world_gin_barriers(1);
     rank.communicator()?.create_dev_comm(requirements.gin_connection(connection))
@@ -65,7 +66,7 @@ fn a_ring_over_the_network_doubles_what_arrives() {
     // ANCHOR_END: ring
 }
 
-/// What is said of a run that fails.
+/// Returns the error of a run that fails.
 fn report(machine: Simulation, run: impl Fn(&Rank) -> Result<(), Error> + Sync) -> String {
     let world = World::builder().simulate(machine).from_env().unwrap();
     let failed = world.run(|rank| {
@@ -82,8 +83,8 @@ fn line_of(file: &str, text: &str) -> u32 {
     1 + source.lines().position(|line| line.contains(text)).unwrap() as u32
 }
 
-/// Checks the text of a report of `mistakes.rs` that a chapter shows. It names the lines that have
-/// these texts.
+/// Checks that a report of `mistakes.rs` names the lines that have these texts, and is the one that
+/// a chapter shows.
 fn check_report(name: &str, report: &str, lines: &[&str]) {
     check_report_of("mistakes.rs", name, report, lines);
 }
@@ -126,7 +127,7 @@ fn wrapped(text: &str) -> String {
     lines
 }
 
-/// What the first chapter plants: the second barrier of the first kernel orders nothing.
+/// The first chapter plants this race: the second barrier of the first kernel orders nothing.
 #[test]
 fn the_race_that_the_first_chapter_plants_is_found() {
     let line = line_of("norm.rs", "barrier.sync(MemoryOrder::AcqRel)");
@@ -143,7 +144,7 @@ fn the_race_that_the_first_chapter_plants_is_found() {
     check_report_of("norm.rs", "planted", &report, &lines);
 }
 
-/// What the README plants: the first barrier of its kernel orders nothing.
+/// The README plants this race: the first barrier of its kernel orders nothing.
 #[test]
 fn the_race_that_the_readme_plants_is_found() {
     let line = line_of("sum_of_all.rs", "barrier.sync(MemoryOrder::Acquire)");
@@ -219,7 +220,7 @@ fn data_that_is_read_before_its_signal_is_a_race() {
     let report = report(network(), |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let [source, target, out] = [comm.window::<f32>(1)?, comm.window(1)?, comm.window(1)?];
-        let dev = over_the_network(rank)?;
+        let dev = dev_comm_for_gin(rank)?;
         let launch = mistakes::gin_early::args(&dev, &source, &target, &out);
         // SAFETY: the windows have an element.
         unsafe { launch.grid(1).block(32).launch(&stream)? };
@@ -233,7 +234,7 @@ fn a_source_that_is_written_before_the_flush_is_a_race() {
     let report = report(network(), |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let (source, target) = (comm.window::<f32>(1)?, comm.window::<f32>(1)?);
-        let dev = over_the_network(rank)?;
+        let dev = dev_comm_for_gin(rank)?;
         let launch = mistakes::no_flush::args(&dev, &source, &target);
         // SAFETY: the windows have an element.
         unsafe { launch.grid(1).block(32).launch(&stream)? };
@@ -274,7 +275,7 @@ fn the_first_program_prints_what_the_chapter_says() {
     let ran = Command::new(program).env("DEVCOMM_SIMULATE", "4").output().unwrap();
     let (out, errors) = (String::from_utf8(ran.stdout).unwrap(), ran.stderr);
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&errors));
-    // 1, 4, 9 and 16 thirtieths.
+    // The elements of the ranks are 1, 2, 3 and 4: their squares are 1, 4, 9 and 16 thirtieths.
     for (rank, share) in [(0, "0.033"), (1, "0.133"), (2, "0.300"), (3, "0.533")] {
         let line = format!("rank {rank}: its part of the length squared is {share}");
         assert!(out.contains(&line), "{out}");
@@ -294,7 +295,7 @@ fn the_first_program_refuses_ranks_that_do_not_reach_each_other() {
 fn a_kernel_prints_from_each_rank_and_block() {
     const PRINTS: &str = "DEVCOMM_GUIDE_PRINTS";
     if std::env::var_os(PRINTS).is_none() {
-        // Again, as a process of its own.
+        // The test runs again as a process of its own, whose output is read.
         let mut this = Command::new(std::env::current_exe().unwrap());
         this.args(["--exact", "a_kernel_prints_from_each_rank_and_block", "--nocapture"]);
         let ran = this.env(PRINTS, "1").output().unwrap();

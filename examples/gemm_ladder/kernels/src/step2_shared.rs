@@ -6,7 +6,7 @@ use cuda_std::prelude::*;
 /// Rows and columns of C of a block, and terms of a tile.
 pub const TILE: u32 = 32;
 const SIZE: usize = TILE as usize;
-/// Words of a row of B's tile. Threads read the same term of 32 rows at once: with 33 words per row
+/// Words of a row of B's tile. A warp reads the same term of 32 rows at once: with 33 words per row
 /// the 32 terms lie in different banks.
 const B_ROW: usize = SIZE + 1;
 

@@ -26,8 +26,8 @@ pub unsafe fn step3_registers(a: *const bf16, b: *const bf16, c: *mut bf16, n: u
         (SIZE * thread::block_idx_y() as usize, SIZE * thread::block_idx_x() as usize);
     // This thread copies eight terms of a row of each factor.
     let (copied, from) = (thread % SIZE, 8 * (thread / SIZE));
-    // It sums four rows from `y` on and four from `y + 64` on, and columns in the same way. Eight
-    // neighbouring rows would lie in the same banks as another thread's.
+    // It sums four rows from `y` on and four from `y + 64` on, and columns in the same way. With
+    // eight neighbouring columns, a load of neighbouring threads would use half of the banks.
     let (y, x) = (thread / 16 * 4, thread % 16 * 4);
     // SAFETY: the crate's contract; a barrier lies between the writes of a tile and the reads.
     unsafe {
@@ -76,7 +76,7 @@ unsafe fn transpose(to: *mut f32, terms: Vec16<bf16>) {
     }
 }
 
-/// Loads four numbers at `from`, and four that begin 64 numbers later.
+/// Loads four numbers at `from`, and four that begin 64 numbers later, half of the tile.
 unsafe fn load_eight(from: *const f32) -> [f32; 8] {
     // SAFETY: the tile has the elements.
     let (low, high) = unsafe { (mem::load_vec(from), mem::load_vec(from.add(64))) };

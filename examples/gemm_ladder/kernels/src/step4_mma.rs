@@ -31,7 +31,8 @@ pub unsafe fn step4_mma(a: *const bf16, b: *const bf16, c: *mut bf16, m: u32, n:
     let (row, column) = (TILE * thread::block_idx_y(), TILE * thread::block_idx_x());
     let warp = warp::warp_id();
     let part = (warp / 2 * WARP_TILE, warp % 2 * WARP_TILE);
-    // SAFETY: the crate's contract; rows are aligned to 16 bytes.
+    // A warp's sums are 4 register tiles of 16 rows and 8 x 8 columns.
+    // SAFETY: the crate's contract; rows are aligned to 16 bytes, those of a copy.
     let sums = unsafe { product.sums::<16, 4, 8>((row, column), part, thread::sync_threads) };
     for (i, sums) in sums.iter().enumerate() {
         let (row, column) = (row + part.0 + 16 * i as u32, column + part.1);

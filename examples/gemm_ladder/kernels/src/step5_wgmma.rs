@@ -39,7 +39,7 @@ pub unsafe fn step5_wgmma(
     unsafe {
         let full = MBarrier::at(shared_array![u64; 1]);
         if thread == 0 {
-            full.init(1);
+            full.init(1); // One thread arrives, and TMA counts the bytes.
             mbarrier::fence_init();
         }
         thread::sync_threads();

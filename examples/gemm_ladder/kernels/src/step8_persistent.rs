@@ -8,6 +8,8 @@ use cuda_std::tile::{
 use cuda_std::tma::{self, GridConstant, TensorMap};
 use cuda_std::{cluster, grid};
 
+use crate::warpgroup::ROWS;
+
 /// Rows of C of a block.
 pub const TILE_M: u32 = 128;
 /// Columns of C of a block.
@@ -16,9 +18,10 @@ pub const TILE_N: u32 = 256;
 pub const CLUSTER: u32 = 2;
 /// Rows of B that a block loads.
 pub const HALF: u32 = TILE_N / CLUSTER;
-/// Rows of tiles of C that are computed at the same time, of two blocks each.
+/// Rows of tiles of C, of two blocks each, that are computed at the same time: the 66 clusters of
+/// an H100 then compute a nearly square block of C.
 const GROUP: u32 = 8;
-/// Rows of C that a warp stores.
+/// Rows of C that a warp stores, all that it has of a tile.
 pub const STORE_M: u32 = 16;
 /// Stages of the pipeline.
 const STAGES: u32 = 4;
@@ -115,7 +118,7 @@ unsafe impl Mainloop for Product<'_> {
         stage: u32,
         first: bool,
     ) {
-        let a = self.memory.a(stage).rows(64 * group.index());
+        let a = self.memory.a(stage).rows(ROWS * group.index());
         group.multiply(sums, a, self.memory.b(stage), !first);
     }
 
@@ -128,6 +131,7 @@ unsafe impl Mainloop for Product<'_> {
         while slice < TILE_N / Part::COLUMNS {
             let part = self.memory.parts(2 * group.warp() + slice % 2);
             if warp::lane_id() == 0 {
+                // Only the store of the other part may still read.
                 tma::wait_stores_read::<1>();
             }
             // SAFETY: all lanes of the warp call this together, and TMA has read the part.

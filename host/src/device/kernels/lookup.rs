@@ -161,7 +161,7 @@ impl Loaded<'_> {
             return Ok(entry);
         }
         let entry = match self.context.machine().is_simulated() {
-            true => self.simulated_entry(kernel)?,
+            true => self.simulated_entry(kernel, modules)?,
             false => self.entry(kernel, kernel.name).ok_or_else(|| self.not_found(kernel))?,
         };
         // Another thread may have looked it up meanwhile.
@@ -169,11 +169,11 @@ impl Loaded<'_> {
     }
 
     /// Returns a new entry on a simulated machine.
-    fn simulated_entry(&self, kernel: &KernelDesc<'_>) -> Result<Arc<Entry>> {
+    fn simulated_entry(&self, kernel: &KernelDesc<'_>, modules: &Modules) -> Result<Arc<Entry>> {
         let body = kernel.body.ok_or_else(|| DriverError::NotSimulated {
             what: format!("the kernel `{}`, which has no body in Rust,", kernel.name),
         })?;
-        let function = self.context.cuda().bind_body(self.context.machine(), &body)?;
+        let function = modules.bind_body(self.context, &body)?;
         let mut entry = Entry::new(function)?;
         entry.lsa_barriers = body.lsa_barriers();
         Ok(Arc::new(entry))

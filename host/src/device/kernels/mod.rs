@@ -168,7 +168,7 @@ impl Context {
     /// A module's cubin is loaded if the program has one for this GPU. Otherwise, with a warning
     /// when the driver has refused it, and with `DEVCOMM_JIT=1` the driver compiles the PTX.
     ///
-    /// A simulated machine runs a kernel's body in Rust, compiled into the program, and loads no
+    /// A simulated machine runs a kernel's body in Rust, compiled into the program, and reads no
     /// module.
     ///
     /// # Errors

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use devcomm_locate::NcclVersion;
+use devcomm_types::HostBody;
 use parking_lot::Mutex;
 
 use super::entry::Entry;
@@ -16,7 +17,7 @@ use crate::device::context::Context;
 use crate::error::{Error, LaunchError, Result};
 use crate::machine::Machine;
 use crate::sys::cuda::driver_version;
-use crate::sys::cuda::module::{Image, LoadFailure, ModuleHandle};
+use crate::sys::cuda::module::{FunctionHandle, Image, LoadFailure, ModuleHandle};
 use crate::sys::nccl::DEV_COMM_VERSION;
 
 /// Loaded modules. Dropping them does not unload them: [`unload`](Self::unload) does.
@@ -41,10 +42,12 @@ struct File {
 }
 
 impl Modules {
-    /// Loads every module of `set`; none on a simulated machine.
+    /// Loads every module of `set`; on a simulated machine one that stands for all.
     pub(super) fn load(context: &Context, set: &KernelSet) -> Result<Self> {
         let mut loaded = Self { set: Some(*set), ..Self::default() };
         if context.machine().is_simulated() {
+            let module = context.cuda().simulated_module(context.machine())?;
+            loaded.handles.get_mut().push(module);
             return Ok(loaded);
         }
         if set.is_without_ptx() {
@@ -121,6 +124,13 @@ impl Modules {
 
     pub(super) fn is_empty(&self) -> bool {
         self.handles.lock().is_empty()
+    }
+
+    /// Returns the function that runs a kernel's body in Rust on a simulated machine.
+    pub(super) fn bind_body(&self, context: &Context, body: &HostBody) -> Result<FunctionHandle> {
+        let module = self.handles.lock().first().map(ModuleHandle::raw);
+        let module = module.ok_or_else(|| Error::invalid("the kernels' module is unloaded"))?;
+        context.cuda().bind_body(context.machine(), module, body)
     }
 
     /// Returns the entry `name` of a file of a package.

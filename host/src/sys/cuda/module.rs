@@ -51,11 +51,22 @@ impl PrimaryContext {
         }
     }
 
-    /// Returns the function that runs a kernel's body in Rust on this GPU of the simulated
-    /// `machine`.
-    pub(crate) fn bind_body(&self, machine: &Machine, body: &HostBody) -> Result<FunctionHandle> {
+    /// Returns a new module of the simulated `machine`, for kernels' bodies in Rust.
+    pub(crate) fn simulated_module(&self, machine: &Machine) -> Result<ModuleHandle> {
         self.bind()?;
-        let (driver, raw) = (self.driver, machine.bind(body));
+        Ok(ModuleHandle { driver: self.driver, raw: machine.load_module() })
+    }
+
+    /// Returns the function of a [simulated](Self::simulated_module) module that runs a kernel's
+    /// body in Rust on this GPU.
+    pub(crate) fn bind_body(
+        &self,
+        machine: &Machine,
+        module: CUmodule,
+        body: &HostBody,
+    ) -> Result<FunctionHandle> {
+        self.bind()?;
+        let (driver, raw) = (self.driver, machine.bind(module, body));
         if raw.is_null() {
             return Err(Error::invalid(format!("no Rust body of `{}` can be run", body.name())));
         }
@@ -143,6 +154,10 @@ impl ModuleHandle {
         // SAFETY: the function belongs to the live module.
         check(driver, "cuFuncLoad", unsafe { driver.cuFuncLoad(raw) })?;
         Ok(FunctionHandle { driver, raw })
+    }
+
+    pub(crate) fn raw(&self) -> CUmodule {
+        self.raw
     }
 
     /// Unloads the module.

@@ -3,6 +3,7 @@
 //! timeout has passed.
 
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::connection::Connection;
@@ -87,13 +88,6 @@ struct JoinedRank {
     connection: Connection,
 }
 
-impl JoinedRank {
-    /// Tells the rank to wait. False if it has disconnected.
-    fn ping(&self) -> bool {
-        self.connection.is_open() && self.connection.send(Kind::Waiting, &[]).is_ok()
-    }
-}
-
 struct Acceptor<'a> {
     config: &'a RendezvousConfig,
     /// The ranks that have joined; the entries up to this process's own rank are never used.
@@ -126,7 +120,7 @@ impl<'a> Acceptor<'a> {
             }
             if self.missing().is_empty() {
                 // A rank may have disconnected while the last ones joined.
-                self.ping_joined();
+                self.remove_disconnected(|_| true);
                 if self.missing().is_empty() {
                     return Ok(true);
                 }
@@ -154,8 +148,15 @@ impl<'a> Acceptor<'a> {
 
     /// Returns the ranks that have not joined and are waited for.
     fn missing(&self) -> Vec<usize> {
-        let others = self.config.rank + 1..self.config.n_ranks;
-        others.filter(|rank| self.joined[*rank].is_none() && !self.gone[*rank]).collect()
+        self.others().filter(|rank| self.is_missing(*rank)).collect()
+    }
+
+    fn others(&self) -> Range<usize> {
+        self.config.rank + 1..self.config.n_ranks
+    }
+
+    fn is_missing(&self, rank: usize) -> bool {
+        self.joined[rank].is_none() && !self.gone[rank]
     }
 
     fn note(&mut self, note: String) {
@@ -172,7 +173,9 @@ impl<'a> Acceptor<'a> {
             self.note(format!("{from} was refused: {why}"));
             return false;
         }
-        if connection.send(Kind::Waiting, &[]).is_ok() {
+        // The last rank is welcomed at once.
+        let waits = self.others().any(|rank| rank != hello.rank && self.is_missing(rank));
+        if !waits || connection.send(Kind::Waiting, &[]).is_ok() {
             let host = host_of(connection.peer().ok(), &self.config.host);
             let address = (host, hello.port);
             self.joined[hello.rank] = Some(JoinedRank { peer: hello.peer, address, connection });
@@ -212,10 +215,17 @@ impl<'a> Acceptor<'a> {
     }
 
     /// Sends [`Kind::Waiting`] to the ranks that have joined, and removes those that have
-    /// disconnected. They may join again.
+    /// disconnected.
     fn ping_joined(&mut self) {
+        self.remove_disconnected(|connection| connection.send(Kind::Waiting, &[]).is_ok());
+    }
+
+    /// Removes the ranks that have disconnected, or whose connection fails in `check`. They may
+    /// join again.
+    fn remove_disconnected(&mut self, check: impl Fn(&Connection) -> bool) {
+        let is_gone = |rank: &JoinedRank| !rank.connection.is_open() || !check(&rank.connection);
         for index in 0..self.joined.len() {
-            if self.joined[index].as_ref().is_some_and(|rank| !rank.ping()) {
+            if self.joined[index].as_ref().is_some_and(is_gone) {
                 self.joined[index] = None;
                 self.note(format!("rank {index} connected and disconnected again"));
             }

@@ -11,7 +11,7 @@ use super::listen::{listen_at_any_port, resolve};
 use super::relay::{Ends, RELAYED};
 use super::survivors::Members;
 use super::token::{Challenge, Prover, Token};
-use super::wire::{Hello, Kind, MAX_GREETING, MAX_PAYLOAD, bad, json, parse};
+use super::wire::{Kind, MAX_GREETING, MAX_PAYLOAD, bad, json, parse};
 use crate::error::{Error, Result, WorldError};
 
 /// The pause between two attempts to connect.
@@ -110,7 +110,8 @@ fn try_join(config: &RendezvousConfig, left: Duration) -> Result<(Members, Conne
     let connection = Connection::new(stream)?;
     let listeners = listen_at_any_port(&config.host, connection.stream().local_addr()?)?;
     let hello = config.hello(Ends::of_rank(connection.stream())?, listeners.port()?)?;
-    connection.send(Kind::Hello, &[&json(&hello)])?;
+    let hello = json(&hello);
+    connection.send(Kind::Hello, &[&hello])?;
     // Rank 0 may not run yet: it may inherit a socket that already accepts connections.
     let mut deadline = Instant::now() + left.clamp(MIN_ANSWER_TIMEOUT, MAX_ANSWER_TIMEOUT);
     if let Some(token) = &config.token {
@@ -141,7 +142,7 @@ fn try_join(config: &RendezvousConfig, left: Duration) -> Result<(Members, Conne
 /// believed: all errors lead to another attempt, since it may not be rank 0 that answers.
 fn prove(
     connection: &Connection,
-    hello: &Hello,
+    hello: &[u8],
     token: &Token,
     deadline: Instant,
 ) -> io::Result<()> {

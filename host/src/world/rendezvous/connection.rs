@@ -18,6 +18,8 @@ use crate::sys::fork::CloseInChildren;
 
 /// The most bytes that are read at once, so that no connection delays the others.
 const CHUNK: usize = 64 << 10;
+/// The room for what arrives, enough for most frames.
+const USUAL: usize = 1 << 10;
 /// The pause after the system could not poll.
 const POLL_FAILED: Duration = Duration::from_millis(10);
 
@@ -47,7 +49,7 @@ impl Connection {
     pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        let _not_in_children = CloseInChildren::new(&stream)?;
+        let _not_in_children = CloseInChildren::new(&stream);
         Ok(Self { _not_in_children, stream, unread: Mutex::default(), unsent: Mutex::default() })
     }
 
@@ -91,6 +93,8 @@ impl Connection {
         let mut unread = self.unread.lock();
         let Unread { bytes, start, .. } = &mut *unread;
         bytes.drain(..std::mem::take(start));
+        // Without room the first reads would be of a few bytes each.
+        bytes.reserve(USUAL);
         // If this ends with an error, `bytes` has what arrived before it. The end of the connection
         // is 0 bytes, and found by the next call if other bytes come before it.
         let arrived = (&self.stream).take(CHUNK as u64).read_to_end(bytes);

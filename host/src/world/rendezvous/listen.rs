@@ -27,9 +27,9 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    pub(super) fn new(sockets: Vec<TcpListener>) -> io::Result<Self> {
-        let guards: io::Result<_> = sockets.iter().map(CloseInChildren::new).collect();
-        Ok(Self { _not_in_children: guards?, sockets })
+    pub(super) fn new(sockets: Vec<TcpListener>) -> Self {
+        let _not_in_children = sockets.iter().map(CloseInChildren::new).collect();
+        Self { _not_in_children, sockets }
     }
 
     pub(super) fn port(&self) -> io::Result<u16> {
@@ -82,7 +82,7 @@ impl Listeners {
         }
         match listeners.is_empty() {
             true => Err(ErrorKind::AddrNotAvailable.into()),
-            false => Self::new(listeners),
+            false => Ok(Self::new(listeners)),
         }
     }
 }
@@ -129,7 +129,7 @@ pub(super) fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
 pub(super) fn listen(config: &RendezvousConfig) -> io::Result<Listeners> {
     let inherited = config.listener.map(|descriptor| inherited_listener(descriptor, config.port));
     match inherited {
-        Some(Ok(listener)) => return Listeners::new(vec![listener]),
+        Some(Ok(listener)) => return Ok(Listeners::new(vec![listener])),
         // A wrapper process may have closed the socket, or this process is a child of rank 0 that
         // has inherited the variable.
         Some(Err(error)) => tracing::debug!("no socket was inherited: {error}"),

@@ -214,7 +214,7 @@ impl Stranger {
                 (Some(token), Some(_)) => token,
             };
             let nonce = nonce()?;
-            let handshake = token.handshake(&hello, &nonce);
+            let handshake = token.handshake(&payload, &nonce);
             let proof = handshake.proof(Prover::Root);
             self.connection.send(Kind::Challenge, &[&json(&Challenge { nonce, proof })])?;
             self.challenged = Some((hello, handshake));

@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
 use super::seal::Seal;
-use super::wire::{Hello, json};
+#[cfg(doc)]
+use super::wire::Hello;
 
 /// A random number that is used once.
 pub(crate) type Nonce = [u8; 32];
@@ -62,13 +63,14 @@ impl Token {
         Ok(nonce()?.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// Returns the handshake for this token, a rank's greeting and rank 0's random number.
-    pub(crate) fn handshake(&self, hello: &Hello, nonce: &Nonce) -> Handshake {
+    /// Returns the handshake for this token, the bytes of a rank's [`Hello`] and rank 0's random
+    /// number.
+    pub(crate) fn handshake(&self, hello: &[u8], nonce: &Nonce) -> Handshake {
         let mut hash =
             Hmac::<Sha256>::new_from_slice(&self.0).expect("a key of HMAC may have any length");
         hash.update(nonce);
         // The hello has the other nonce, the job, the rank and the ends of the connection.
-        hash.update(&json(hello));
+        hash.update(hello);
         Handshake(hash)
     }
 }
@@ -116,6 +118,7 @@ pub(crate) fn nonce() -> io::Result<Nonce> {
 mod tests {
     use super::super::relay::Ends;
     use super::super::tests::hello;
+    use super::super::wire::{Hello, json};
     use super::*;
 
     #[test]
@@ -125,9 +128,9 @@ mod tests {
         assert_eq!(token, new("a secret of ranks"));
         let (hello, nonce) = (Hello { nonce: Some([1; 32]), ..hello(1, 2) }, [2; 32]);
         let valid = |token: &Token, prover, hello: &Hello, nonce: &Nonce, proof: &[u8]| {
-            token.handshake(hello, nonce).verify(prover, proof)
+            token.handshake(&json(hello), nonce).verify(prover, proof)
         };
-        let proof = token.handshake(&hello, &nonce).proof(Prover::Other);
+        let proof = token.handshake(&json(&hello), &nonce).proof(Prover::Other);
         assert!(valid(&token, Prover::Other, &hello, &nonce, &proof));
         assert!(!valid(&other, Prover::Other, &hello, &nonce, &proof));
         assert!(!valid(&token, Prover::Root, &hello, &nonce, &proof));

@@ -9,6 +9,8 @@ use nccl_device::{
 use crate::extra::{Extra, Words, share};
 
 const ORDER: MemoryOrder = MemoryOrder::AcqRel;
+/// The number that words for gets have in place of a round: beyond every round.
+const SERVED: u32 = 999;
 
 fn fence(n: u32) -> FenceLevel {
     match n {
@@ -47,7 +49,7 @@ unsafe fn rounds<B: GinBackend>(
     for p in share(coop, ranks) {
         // SAFETY: only this coop has these rows.
         unsafe {
-            mail.local().store(served + p, value(comm.rank(), world(p), 999));
+            mail.local().store(served + p, value(comm.rank(), world(p), SERVED));
             mail.local().store(gets + p, 0);
         }
     }
@@ -88,7 +90,7 @@ unsafe fn rounds<B: GinBackend>(
                     }
                     if fence as i32 & 2 != 0 {
                         let got = mail.local().load(gets + p);
-                        wrong += u64::from(got != value(world(p), comm.rank(), 999));
+                        wrong += u64::from(got != value(world(p), comm.rank(), SERVED));
                         mail.local().store(gets + p, 0);
                     }
                 }

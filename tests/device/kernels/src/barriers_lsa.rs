@@ -187,6 +187,7 @@ pub unsafe fn lsa_near_the_end(comm: DevComm, _mail: Words, _out: Words, extra: 
     let (barriers, ranks) = (extra.lsa.n_barriers as usize, comm.lsa_team().n_ranks as usize);
     let words = comm.resource_buffer(extra.lsa.buffer).local::<u32>();
     let mut i = thread::thread_idx_x() as usize;
+    // NCCL has three words per barrier, and one more for each rank.
     while thread::block_idx_x() == 0 && i < barriers * (3 + ranks) {
         // SAFETY: these are words of the barriers, and no session is open.
         unsafe { words.store(i, u32::MAX - n) };

@@ -200,8 +200,8 @@ pub unsafe fn gin_get<B: GinBackend>(comm: DevComm, mail: Words, out: Words, ext
     }
 }
 
-/// Posts `n` puts without signals to the right neighbor, then a strong signal, before which all
-/// puts must have arrived.
+/// Posts `n` puts without signals to the right neighbor, then a strong signal (by 2^33, beyond 32
+/// bits), before which all puts must have arrived.
 #[kernel(B = gin)]
 pub unsafe fn gin_strong<B: GinBackend>(
     comm: DevComm,

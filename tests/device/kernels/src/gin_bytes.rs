@@ -58,7 +58,7 @@ unsafe fn wrong_in(
     wrong
 }
 
-/// Sends messages: every rank of a team has [`MESSAGES`] of them for every rank: it puts them, and
+/// Sends [`MESSAGES`] messages from every rank of a team to every rank: the sender puts them, and
 /// the receiver gets them as well. Each block uses a context. Bit 0 of `n` selects the team (0 the
 /// world, 1 the rail), the others vary the bytes. For each block `mail` has three areas, with one
 /// slot per message: sources, targets of puts, targets of gets.

@@ -121,6 +121,7 @@ pub unsafe fn gin_wraps<B: GinBackend>(
         // The barrier keeps a rank from running ahead: a wait compares modulo 2^64, which is
         // correct only up to distances of 2^63.
         barrier.sync(ORDER, FenceLevel::None);
+        // From 0 the sums cross 2^32, then 2^64 to just below 2^32, and cross 2^32 again.
         let amount = match step {
             0 => u32::MAX.into(),
             1 => 2,

@@ -126,17 +126,17 @@ pub fn timeouts(world: &TestWorld) {
 /// between all ranks or between the ranks of a rail.
 pub fn bytes(world: &TestWorld, gin: GinConnectionType) {
     const BLOCKS: u32 = 6;
-    let along = u32::from(gin == GinConnectionType::Rail);
+    let rail = u32::from(gin == GinConnectionType::Rail);
     let slots = world.n_ranks() * kernels::MESSAGES;
     let setup = Setup {
         gin,
         mail: BLOCKS as usize * 3 * slots * kernels::SLOT / size_of::<u64>(),
         contexts: BLOCKS,
-        world_barriers: if along == 0 { BLOCKS } else { 0 },
+        world_barriers: if rail == 0 { BLOCKS } else { 0 },
         rail_barriers: BLOCKS,
         ..Setup::with_gin(BLOCKS, 40)
     };
-    let ns: Vec<u32> = (0..world.launches() as u32).map(|i| along | i << 1).collect();
+    let ns: Vec<u32> = (0..world.launches() as u32).map(|i| rail | i << 1).collect();
     require_each("bytes", &world.run_each::<kernels::gin_bytes>(&setup, &ns), 0);
 }
 
@@ -177,11 +177,11 @@ pub fn barriers(world: &TestWorld, which: u32, gin: GinConnectionType) {
 /// Checks the hybrid barrier with every fence level, for puts and gets between all ranks, or with
 /// RAIL connections between the ranks of a rail.
 pub fn hybrid(world: &TestWorld, gin: GinConnectionType) {
-    let along = if gin == GinConnectionType::Full { 0 } else { 4 };
+    let rail = if gin == GinConnectionType::Full { 0 } else { 4 };
     for strong in [true, false] {
         let mail = 2 * 4 * world.n_ranks();
         let setup = Setup { gin, strong, mail, hybrid_barriers: 2, ..Setup::with_gin(2, 40) };
-        let forms = |fence: u32| [0, 32].map(|form| fence | along | form | 4 << 8);
+        let forms = |fence: u32| [0, 32].map(|form| fence | rail | form | 4 << 8);
         let ns: Vec<u32> = (0..4).flat_map(forms).flat_map(|n| [n, n]).collect();
         for (n, found) in ns.iter().zip(world.run_each::<kernels::hybrid_barrier>(&setup, &ns)) {
             require_all(&format!("form {n:#x}, strong {strong}"), &found, 0);

@@ -72,10 +72,10 @@ fn blocks_of_a_cluster_add_up_their_sums() {
     const CALLS: u32 = 5;
     on_a_gpu("blocks_of_a_cluster_add_up_their_sums", |rank| {
         let stream = rank.stream()?;
-        let all = [(None, 512), (Some(1), 32), (Some(2), 512), (Some(8), 128)];
-        for (size, threads) in all {
-            let all = 8 * threads;
-            let out = rank.communicator()?.mem_alloc::<f32>((CALLS * all) as usize)?;
+        let clusters = [(None, 512), (Some(1), 32), (Some(2), 512), (Some(8), 128)];
+        for (size, threads) in clusters {
+            let in_grid = 8 * threads;
+            let out = rank.communicator()?.mem_alloc::<f32>((CALLS * in_grid) as usize)?;
             let config = LaunchConfig::new(8, threads).with_dependent();
             let config = size.map_or(config, |size| config.with_cluster(size));
             for _ in 0..3 {
@@ -86,7 +86,7 @@ fn blocks_of_a_cluster_add_up_their_sums() {
             stream.synchronize()?;
             let members = size.unwrap_or(1) * threads;
             for (i, got) in (0..).zip(read(&out)?) {
-                let (call, first) = (i / all, i % all / members * members);
+                let (call, first) = (i / in_grid, i % in_grid / members * members);
                 let want = members * (call + first) + members * (members - 1) / 2;
                 assert_eq!(got, want as f32, "call {call}, thread {first}, clusters of {size:?}");
             }

@@ -33,7 +33,7 @@ fn assert_ended<K: TestKernel>(
         let gpus = gpus(Simulation::new(2), setup.gin);
         let handles = Handles::default();
         return gpus.run(name, |rank| {
-            let end = |time| end_once::<K>(rank, n, setup, time, &handles, reported, &right);
+            let end = |turn| end_once::<K>(rank, n, setup, turn, &handles, reported, &right);
             (0..TIMES).try_for_each(end)?;
             assert_kernels_run(rank)
         });
@@ -56,13 +56,13 @@ fn end_once<K: TestKernel>(
     rank: &Rank,
     n: u32,
     setup: &Setup,
-    time: u64,
+    turn: u64,
     handles: &Handles,
     reported: usize,
     right: &impl Fn(&StuckWait, &Rank) -> bool,
 ) -> Result<(), Error> {
     let job = Job::new(rank, setup)?;
-    let (by_deadline, is_absent) = (time.is_multiple_of(2), rank.rank() == rank.n_ranks() - 1);
+    let (by_deadline, is_absent) = (turn.is_multiple_of(2), rank.rank() == rank.n_ranks() - 1);
     if !by_deadline && !is_absent {
         handles.lock().unwrap().push(job.dev_comm().abort_handle());
     }
@@ -83,7 +83,8 @@ fn end_once<K: TestKernel>(
     let took = begun.elapsed();
     rank.barrier()?;
     let text = ended.as_ref().err().map(ToString::to_string).unwrap_or_default();
-    let Err(Error::Launch(LaunchError::KernelAborted { rank: named, cause, stuck })) = ended else {
+    let Err(Error::Launch(LaunchError::KernelAborted { rank: named, cause, stuck, .. })) = ended
+    else {
         panic!("the kernel was not ended: {ended:?}");
     };
     assert_eq!(named, rank.rank());

@@ -167,7 +167,8 @@ fn the_network_knows_ranks_of_the_communicator_too() {
     for gpus in machines(4, 132) {
         let comm = Communicator::new(&gpus, &[3, 0, 1], 0);
         for rank in 0..3 {
-            let args = (comm.dev_comm(rank), comm.window(rank), true);
+            let flushes = true;
+            let args = (comm.dev_comm(rank), comm.window(rank), flushes);
             comm.launch::<introduce_by_gin, _>(&gpus, rank, args);
         }
         finish(&gpus);
@@ -208,8 +209,8 @@ fn a_report_has_world_ranks_and_says_where_a_communicator_counts_otherwise() {
 fn what_is_under_way_outlives_its_kernel_but_not_its_window() {
     for frees in [false, true] {
         let gpus = machines(2, 132).next().unwrap();
-        let comm = Communicator::new(&gpus, &[1, 0], 0);
-        let args = (comm.dev_comm(0), comm.window(0), false);
+        let (comm, flushes) = (Communicator::new(&gpus, &[1, 0], 0), false);
+        let args = (comm.dev_comm(0), comm.window(0), flushes);
         let grid = comm.launch::<introduce_by_gin, _>(&gpus, 0, args);
         while !gpus.is_done(grid) {
             assert!(matches!(gpus.step(), Step::Progress));
@@ -232,8 +233,8 @@ fn what_is_under_way_outlives_its_kernel_but_not_its_window() {
 #[test]
 fn a_device_communicator_that_ends_takes_what_is_under_way_with_it() {
     let gpus = machines(2, 132).next().unwrap();
-    let comm = Communicator::new(&gpus, &[0, 1], 0);
-    let args = (comm.dev_comm(0), comm.window(0), false);
+    let (comm, flushes) = (Communicator::new(&gpus, &[0, 1], 0), false);
+    let args = (comm.dev_comm(0), comm.window(0), flushes);
     let grid = comm.launch::<introduce_by_gin, _>(&gpus, 0, args);
     while !gpus.is_done(grid) {
         assert!(matches!(gpus.step(), Step::Progress));

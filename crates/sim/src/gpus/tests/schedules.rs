@@ -92,9 +92,9 @@ fn message(gpus: &Gpus, flag_first: bool) -> u32 {
 
 #[test]
 fn a_search_of_a_protocol_that_polls_ends_and_finds_the_wrong_order() {
-    let right = explore(&Simulation::new(1), |gpus| message(gpus, false));
+    let explored = |flag_first| explore(&Simulation::new(1), |gpus| message(gpus, flag_first));
+    let (right, wrong) = (explored(false), explored(true));
     assert!(right.iter().all(|seen| *seen == 7));
-    let wrong = explore(&Simulation::new(1), |gpus| message(gpus, true));
     assert_eq!(BTreeSet::from_iter(wrong), [0, 7].into());
 }
 

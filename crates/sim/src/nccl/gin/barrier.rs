@@ -73,12 +73,12 @@ impl Session {
             Err(what) => call.misuse(what),
         };
         let new = Self { coop, handle: call.handle, team, index, signal, all_contexts };
-        new.record(call, true);
+        new.set_open(call, true);
         new
     }
 
     /// Records that the session is opened or closed, if the thread is the first of the coop.
-    pub(super) fn record(&self, call: &Call, open: bool) {
+    pub(super) fn set_open(&self, call: &Call, open: bool) {
         // SAFETY: the coop is the one with which the session was opened.
         let (_, rank) = unsafe { call.coop(&raw const self.coop) };
         if rank == 0 {
@@ -201,7 +201,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn destroy(session: *mut GinBarrier
     let (thread, at) = caller();
     // SAFETY: the kernel opened the session.
     let session = unsafe { &*session.cast::<Session>() };
-    session.record(&Call::with(session.handle, thread, at), false);
+    session.set_open(&Call::with(session.handle, thread, at), false);
 }
 
 pub(in crate::nccl) unsafe extern "C-unwind" fn size() -> usize {

@@ -90,7 +90,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn destroy(session: *mut BarrierSes
     // SAFETY: the kernel opened the session.
     let session = unsafe { &mut *session.cast::<Session>() };
     let coop = Coop::of(&session.lsa.coop, thread, at);
-    session.rail.record(&Call::with(session.rail.handle, thread, at), false);
+    session.rail.set_open(&Call::with(session.rail.handle, thread, at), false);
     session.lsa.close(thread, coop, at);
 }
 

@@ -16,7 +16,12 @@ const RANKS: usize = 2;
 /// The rows and columns of C, and the terms.
 type Shape = [usize; 3];
 
-/// Whole numbers from -2 to 2, so that sums are exact.
+/// The numbers of the matrices.
+const A: usize = 0;
+const B: usize = 1;
+const C: usize = 2;
+
+/// Returns pseudorandom whole numbers from -2 to 2, so that sums are exact.
 fn elements(rank: usize, matrix: usize, count: usize) -> Vec<f32> {
     let first = 10_000_019 * rank + 1_000_003 * matrix;
     let mixed = (first..first + count).map(|i| (i as u32).wrapping_mul(2_654_435_761) >> 24);
@@ -26,7 +31,7 @@ fn elements(rank: usize, matrix: usize, count: usize) -> Vec<f32> {
 /// Returns the sum of the ranks' products, each of which is rounded.
 fn right([m, n, k]: Shape) -> Vec<bf16> {
     let product = |rank| -> Vec<f32> {
-        let (a, b) = (elements(rank, 0, m * k), elements(rank, 1, n * k));
+        let (a, b) = (elements(rank, A, m * k), elements(rank, B, n * k));
         let element = |i: usize| -> f32 {
             let (row, column) = (&a[i / n * k..][..k], &b[i % n * k..][..k]);
             row.iter().zip(column).map(|(a, b)| a * b).sum()
@@ -57,8 +62,8 @@ impl<'a> Gpu<'a> {
             buffer.copy_from_host(&elements)?;
             Ok(buffer)
         };
-        let a = buffer(elements(rank.rank(), 0, m * k))?;
-        let b = buffer(elements(rank.rank(), 1, n * k))?;
+        let a = buffer(elements(rank.rank(), A, m * k))?;
+        let b = buffer(elements(rank.rank(), B, n * k))?;
         let c = comm.mem_alloc::<bf16>(m * n)?;
         let memory = LamportMemory::new(comm, capacity)?;
         let dev = comm.create_dev_comm(DevCommRequirements::new())?;
@@ -78,9 +83,9 @@ impl<'a> Gpu<'a> {
         self.rank.context().tensor_map(&desc)
     }
 
-    /// Launches three times, as the banks of slots take turns, and compares C.
+    /// Compares C after each of three launches: the third one uses the first bank of slots again.
     fn check(&self, shape: Shape, launch: impl Fn() -> Result<(), Error>) -> Result<(), Error> {
-        let (c, right) = (&self.matrices[2], right(shape));
+        let (c, right) = (&self.matrices[C], right(shape));
         for _ in 0..3 {
             self.stream.fill(c, bf16::NAN)?;
             launch()?;
@@ -99,11 +104,11 @@ fn a_wide_product_is_added_in_both_ranks(rank: &Rank) -> Result<(), Error> {
     let shape @ [m, n, k] = [150, 264, 72];
     let capacity = Everyone::slots(m, n).unwrap();
     let gpu = Gpu::new(rank, shape, capacity)?;
-    let a = gpu.map(0, [m, k], wide::TILE.0)?;
-    let b = gpu.map(1, [n, k], wide::HALF)?;
-    let c = gpu.map(2, [m, n], wide::STORE_M)?;
+    let a = gpu.map(A, [m, k], wide::TILE.0)?;
+    let b = gpu.map(B, [n, k], wide::HALF)?;
+    let c = gpu.map(C, [m, n], wide::STORE_M)?;
     let Gpu { dev, memory, matrices: [.., to], .. } = &gpu;
-    // A cluster computes two tiles.
+    // One cluster computes both tiles: its idle warps add the first one.
     let config = LaunchConfig::new(2, wide::THREADS).with_dynamic_shared(wide::Memory::BYTES);
     let [rows, columns, terms] = shape.map(|extent| extent as u32);
     gpu.check(shape, || {
@@ -120,9 +125,9 @@ fn a_product_of_few_rows_is_added_in_both_ranks(rank: &Rank) -> Result<(), Error
     let shape @ [m, n, k] = [70, 264, 136];
     let capacity = few::slots(m, n).unwrap();
     let gpu = Gpu::new(rank, shape, capacity)?;
-    let a = gpu.map(0, [m, k], few::TILE.0)?;
-    let b = gpu.map(1, [n, k], few::TILE.1)?;
-    let c = gpu.map(2, [m, n], few::TILE.0)?;
+    let a = gpu.map(A, [m, k], few::TILE.0)?;
+    let b = gpu.map(B, [n, k], few::TILE.1)?;
+    let c = gpu.map(C, [m, n], few::TILE.0)?;
     let Gpu { dev, memory, .. } = &gpu;
     // Each block computes up to four of ten tiles.
     let config = LaunchConfig::new(3, few::THREADS).with_dynamic_shared(few::Memory::BYTES);

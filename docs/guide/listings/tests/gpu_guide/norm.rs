@@ -26,6 +26,7 @@ fn the_vector_gets_the_length_of_the_scale(rank: &Rank) -> Result<(), Error> {
         stream.copy_to_host(&out, &mut scaled)?;
         let squares: f32 = (0..rank.n_ranks()).flat_map(part).map(|x| x * x).sum();
         for (scaled, x) in scaled.into_iter().zip(mine) {
+            // The results are below 1; the orders of the sums, and so their roundings, differ.
             assert!((scaled - 2.0 * x / squares.sqrt()).abs() < 1e-6, "{scaled} of {x}");
         }
     }
@@ -85,7 +86,7 @@ fn a_message_brings_the_sum_of_each_rank(rank: &Rank) -> Result<(), Error> {
 }
 // ANCHOR_END: message
 
-/// A launch whose window is too short on a rank is an error there that gives the numbers.
+/// A window that is too short on one rank makes the launch an error on every rank.
 #[devcomm::test(ranks = 2)]
 fn a_window_that_is_too_short_is_an_error_with_the_numbers(rank: &Rank) -> Result<(), Error> {
     rank.load(&KERNELS)?;

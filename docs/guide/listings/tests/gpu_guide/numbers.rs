@@ -7,8 +7,8 @@ use norm::kept::Softmax;
 
 #[devcomm::test(ranks = 3)]
 fn rows_that_are_divided_among_ranks_sum_to_one(rank: &Rank) -> Result<(), Error> {
-    const ROWS: usize = 10;
-    const COLUMNS: usize = 37;
+    const ROWS: usize = 10; // more than the 8 blocks
+    const COLUMNS: usize = 37; // a lane has one element or two
     rank.load(&KERNELS)?;
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let softmax = Softmax::new(comm, &stream, ROWS as u32, COLUMNS as u32)?;

@@ -1,14 +1,14 @@
 //! The steps from a product to a product fused with an all-reduce.
 
 // ANCHOR: factors
-use devcomm::device::TileExchange;
+use devcomm::device::{Epoch, TileExchange};
 use devcomm::{Buffer, DevCommRequirements, Element, Error, Rank, Stream, SymmetricBuffer};
 use half::bf16;
 use kernels::exchange::{ELEMENTS, product_exchange, product_exchange_relu};
 use kernels::products::{THREADS, TILE, product, product_all_reduce, product_then_reduce};
 use norm::KERNELS;
 
-/// Three tiles of C, and terms that do not fill the last stage.
+/// Sizes with three tiles of C, and terms that do not fill the last stage.
 const M: usize = TILE as usize;
 const N: usize = 3 * M;
 const K: usize = 40;
@@ -84,7 +84,7 @@ fn each_step_computes_its_product(rank: &Rank) -> Result<(), Error> {
     let slots = ranks * (tiles as usize).div_ceil(ranks);
     let inbox = comm.window::<f32>(slots * (TILE * TILE) as usize)?;
     let flags = comm.window::<u32>(slots)?;
-    let epoch = comm.mem_alloc::<u32>(2)?;
+    let epoch = comm.mem_alloc::<u32>(Epoch::WORDS)?;
     flags.fill_bytes(0)?;
     epoch.fill_bytes(0)?;
     rank.barrier()?;
@@ -114,15 +114,15 @@ fn tiles_that_are_pushed_are_added_in_all_ranks(rank: &Rank) -> Result<(), Error
     let activated: Vec<bf16> =
         (0..M * N).map(|i| bf16::from_f32((sum(i) - 1.5).max(0.0))).collect();
     let dev = comm.create_dev_comm(DevCommRequirements::new())?;
-    let places = 3 * ranks;
-    let (inbox, flags) = (comm.window::<bf16>(2 * places * ELEMENTS)?, comm.window::<u32>(places)?);
+    let parts = 3 * ranks; // of three tiles
+    let (inbox, flags) = (comm.window::<bf16>(2 * parts * ELEMENTS)?, comm.window::<u32>(parts)?);
     let state = comm.mem_alloc::<u32>(TileExchange::<bf16>::STATE)?;
     let (bias, c) = (comm.mem_alloc::<f32>(N)?, comm.mem_alloc::<bf16>(M * N)?);
     flags.fill_bytes(0)?;
     state.fill_bytes(0)?;
     stream.fill(&bias, -1.5)?;
     rank.barrier()?;
-    // The banks of the inbox take turns.
+    // The inbox has two banks, so that the third launch uses the first one again.
     for _ in 0..3 {
         stream.fill(&c, bf16::NAN)?;
         let launch = product_exchange::args(&dev, &a, &b, &inbox, &flags, &state, &c, m, n, k);

@@ -146,8 +146,8 @@ impl Receiver {
         let payload = payload.get(..length).ok_or(io::ErrorKind::UnexpectedEof)?;
         match kind {
             Kind::Hello => {
-                let hello: Hello = parse(payload)?;
-                assert!(!token.handshake(&hello, &[1; 32]).verify(Prover::Other, &[0; 32]));
+                parse::<Hello>(payload)?;
+                assert!(!token.handshake(payload, &[1; 32]).verify(Prover::Other, &[0; 32]));
             }
             Kind::Welcome => drop(parse::<Vec<Member>>(payload)?),
             Kind::Missing => {
@@ -172,12 +172,14 @@ impl Receiver {
             Kind::Lost => drop(parse::<LostRank>(payload)?),
             Kind::Challenge => {
                 let Challenge { nonce, proof } = parse(payload)?;
-                assert!(!token.handshake(&hello(1, N), &nonce).verify(Prover::Root, &proof));
+                assert!(!token.handshake(&json(&hello(1, N)), &nonce).verify(Prover::Root, &proof));
             }
             Kind::Waiting | Kind::Refused | Kind::Relayed => {}
             Kind::Finished | Kind::Failed | Kind::Alive => {}
             Kind::Proof => {
-                assert!(!token.handshake(&hello(1, N), &[1; 32]).verify(Prover::Other, payload));
+                assert!(
+                    !token.handshake(&json(&hello(1, N)), &[1; 32]).verify(Prover::Other, payload)
+                );
             }
         }
         Ok(())

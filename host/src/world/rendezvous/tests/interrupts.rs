@@ -1,7 +1,12 @@
 //! Tests of waits that are interrupted.
 
 use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
+use signal_hook::consts::SIGINT;
+
+use super::processes::{as_rank, job};
 use super::*;
 use crate::error::{Error, StateError, WorldError};
 use crate::machine::{Machine, interruptible};
@@ -55,4 +60,32 @@ fn the_end_of_a_world_is_interrupted() {
     });
     // Rank 0 may have learnt before that rank 1 had come to the end.
     assert!(results[1].is_err(), "{results:?}");
+}
+
+#[test]
+fn a_signal_ends_the_wait_of_a_process_within_a_second() {
+    const TEST: &str = "world::rendezvous::tests::interrupts::\
+        a_signal_ends_the_wait_of_a_process_within_a_second";
+    let Some(config) = as_rank(TEST) else { return job(TEST, 2).run().unwrap() };
+    let world = config.join().unwrap();
+    if config.rank == 1 {
+        // It never comes to the barrier.
+        while world.health().check().is_ok() {
+            thread::sleep(Duration::from_millis(5));
+        }
+        return;
+    }
+    let is_signalled = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(SIGINT, Arc::clone(&is_signalled)).unwrap();
+    let sender = thread::spawn(|| {
+        thread::sleep(Duration::from_millis(300));
+        let sent = Instant::now();
+        signal_hook::low_level::raise(SIGINT).unwrap();
+        sent
+    });
+    let error = interruptible(move || is_signalled.load(Ordering::Relaxed), || world.barrier());
+    let ended = Instant::now();
+    assert!(matches!(error, Err(Error::State(StateError::Interrupted))), "{error:?}");
+    let took = ended - sender.join().unwrap();
+    assert!(took < Duration::from_secs(1), "{took:?}");
 }

@@ -1,5 +1,7 @@
 //! Tests of launchers that give their jobs no id, with two jobs at a time on this host.
 
+use std::ffi::OsString;
+use std::io::Write;
 use std::process::{Child, Command, Stdio};
 
 use super::processes::{ROLE, as_rank};
@@ -82,9 +84,11 @@ fn two_jobs_without_an_id_do_not_meet_each_other() {
     });
 }
 
-/// Returns the launcher of MPICH, if this host has it.
-fn mpiexec() -> Option<&'static str> {
-    ["mpiexec.hydra", "mpiexec"].into_iter().find(|program| {
+/// Returns the launcher of MPICH: that of `cargo xtask test`, else this host's, if it has one.
+fn mpiexec() -> Option<OsString> {
+    let fetched = std::env::var_os("DEVCOMM_TEST_MPIEXEC");
+    let programs = fetched.into_iter().chain(["mpiexec.hydra", "mpiexec"].map(OsString::from));
+    programs.into_iter().find(|program| {
         let version = Command::new(program).arg("--version").output();
         version.is_ok_and(|version| String::from_utf8_lossy(&version.stdout).contains("HYDRA"))
     })
@@ -98,10 +102,13 @@ fn two_jobs_of_mpiexec_do_not_meet_each_other() {
         return meet(&config);
     }
     let Some(mpiexec) = mpiexec() else {
-        return println!("left out: there is no mpiexec of MPICH (`pip install mpich`)");
+        let reason = "there is no mpiexec of MPICH (`pip install mpich`)";
+        // Past the harness's capture: `cargo xtask test` counts such lines.
+        let _ = writeln!(std::io::stdout(), "SKIPPED {TEST}: {reason}");
+        return;
     };
     run_pairs(20, TEST, || {
-        let mut launcher = Command::new(mpiexec);
+        let mut launcher = Command::new(&mpiexec);
         launcher.args(["-n", "3"]).args(rank_command(TEST));
         launcher
     });

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 
+use super::super::acceptor::wait_for_survivors;
 use super::super::connect::join_survivors;
+use super::super::listen::listen_at;
+use super::super::survivors::Members;
 use super::super::token::Token;
 use super::super::wire::{Kind, parse};
 use super::processes::{as_rank, job, print_to, printed_by, require_nothing_left, shared_memory};
@@ -181,24 +184,66 @@ fn strangers_are_refused_where_the_remaining_ranks_meet() {
     });
 }
 
-#[test]
-fn a_host_that_does_not_answer_is_passed_over_before_the_time_of_one_that_does() {
-    let config = configs(2, AMPLE).remove(1);
-    // Its queue is full, so that it answers no more.
-    let silent = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-    silent.bind(&SocketAddr::from(([127, 0, 0, 1], config.port)).into()).unwrap();
-    silent.listen(0).unwrap();
+/// Returns an address that answers no more, since its queue is full, as long as the sockets live.
+fn silent(port: u16) -> (SocketAddr, Vec<Socket>) {
+    let listening = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    listening.bind(&SocketAddr::from(([127, 0, 0, 1], port)).into()).unwrap();
+    listening.listen(0).unwrap();
+    let address = listening.local_addr().unwrap();
     let fill = || {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.set_nonblocking(true).unwrap();
         // An error says that it is in progress.
-        let _ = socket.connect(&silent.local_addr().unwrap());
+        let _ = socket.connect(&address);
         socket
     };
-    let _queue = std::array::from_fn::<Socket, 8, _>(|_| fill());
+    let queue = std::iter::repeat_with(fill).take(8);
+    (address.as_socket().unwrap(), queue.chain([listening]).collect())
+}
+
+#[test]
+fn a_host_that_does_not_answer_is_passed_over_before_the_time_of_one_that_does() {
+    let config = configs(2, AMPLE).remove(1);
+    let _sockets = silent(config.port);
     let start = Instant::now();
     assert!(join_survivors(&config, AMPLE).unwrap().is_none());
     assert!(start.elapsed() < AMPLE / 2, "{:?}", start.elapsed());
+}
+
+#[test]
+fn ranks_that_have_joined_are_told_to_wait_while_hundreds_of_others_do_not_answer() {
+    const MISSING: usize = 300;
+    let config = configs(3 + MISSING, Duration::from_secs(4)).remove(0);
+    let own = listen_at(&config.host, config.port).unwrap();
+    let (address, _sockets) = silent(0);
+    let member = |rank| Member {
+        rank,
+        peer: config.peer.clone(),
+        address: (address.ip().to_string(), address.port()),
+    };
+    let list = (0..config.n_ranks).map(member).collect();
+    let members = Members::new(&config, list, own).unwrap();
+    thread::scope(|scope| {
+        // Rank 2 is the lost one, rank 1 joins.
+        let waiting = scope.spawn(|| wait_for_survivors(&config, &members, 2).err().unwrap());
+        let mut rank_1 = connect(&config);
+        let ends = Ends::of_rank(&rank_1).unwrap();
+        let hello = Hello { ends, ..hello(1, config.n_ranks) };
+        send_json(&mut rank_1, Kind::Hello, &hello).unwrap();
+        // 15 seconds of silence end a rank's wait.
+        rank_1.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let mut told = 0;
+        let why = loop {
+            match receive(&mut rank_1, 4096).unwrap() {
+                (Kind::Waiting, _) => told += 1,
+                (Kind::Refused, why) => break String::from_utf8(why).unwrap(),
+                (other, _) => panic!("{other:?}"),
+            }
+        };
+        assert!(told >= 3, "{told}");
+        assert_eq!(why, "only 2 of 303 ranks are left, fewer than half");
+        assert!(waiting.join().unwrap().to_string().ends_with(&why));
+    });
 }
 
 const SOCKET: &str = "DEVCOMM_TEST_SOCKET";

@@ -144,7 +144,7 @@ pub(super) fn prove(config: &RendezvousConfig) -> (Connection, Seal) {
     let (kind, challenge) = receive(&mut stream, 4096).unwrap();
     assert_eq!(kind, Kind::Challenge);
     let Challenge { nonce, .. } = parse(&challenge).unwrap();
-    let handshake = token().handshake(&hello, &nonce);
+    let handshake = token().handshake(&json(&hello), &nonce);
     send(&mut stream, Kind::Proof, &handshake.proof(Prover::Other)).unwrap();
     let connection = Connection::new(stream).unwrap();
     let seal = |sender| handshake.seal(sender);

@@ -1,0 +1,96 @@
+//! Tests that steps are ordered around captures and replays, on any stream.
+
+use devcomm::{
+    Buffer, ExpertParallel, ExpertParallelOptions, Rank, Result, Simulation, Stream,
+    SymmetricBuffer, Tokens,
+};
+use devcomm_testing::experts::{Batch, Routing};
+use devcomm_testing::machines::Gpus;
+use half::bf16;
+
+use crate::{FORMS, few, options};
+
+/// The most tokens of a rank.
+const MOST: usize = 3;
+
+/// The buffers of a step, and its batch.
+struct Lane {
+    batch: Batch,
+    /// The number of this rank's tokens.
+    count: usize,
+    input: SymmetricBuffer<bf16>,
+    ids: SymmetricBuffer<i32>,
+    weights: SymmetricBuffer<f32>,
+    rows: SymmetricBuffer<bf16>,
+    output: SymmetricBuffer<bf16>,
+}
+
+impl Lane {
+    fn new(rank: &Rank, batch: Batch, most_rows: usize) -> Result<Self> {
+        let (comm, me) = (rank.communicator()?, rank.rank());
+        let lane = Self {
+            count: batch.tokens[me],
+            input: comm.mem_alloc(MOST * batch.hidden)?,
+            ids: comm.mem_alloc(MOST * batch.top_k)?,
+            weights: comm.mem_alloc(MOST * batch.top_k)?,
+            rows: comm.mem_alloc(most_rows * batch.hidden)?,
+            output: comm.mem_alloc(MOST * batch.hidden)?,
+            batch,
+        };
+        lane.input.copy_from_host(&lane.batch.inputs[me])?;
+        lane.ids.copy_from_host(&lane.batch.ids[me])?;
+        lane.weights.copy_from_host(&lane.batch.weights[me])?;
+        Ok(lane)
+    }
+
+    /// Enqueues a step whose experts leave the rows as they are.
+    fn step(&self, experts: &ExpertParallel, stream: &Stream) -> Result<()> {
+        let Self { count, input, ids, weights, rows, output, .. } = self;
+        experts.dispatch(Tokens { count: *count, input, ids, weights }, stream)?;
+        experts.group(rows, stream)?;
+        experts.combine(rows, output, None, stream)
+    }
+
+    /// Checks the results of the last step, and forgets them.
+    fn check(&self, rank: &Rank) -> Result<()> {
+        let mut got = vec![bf16::ZERO; self.count * self.batch.hidden];
+        self.output.slice(..got.len())?.copy_to_host(&mut got)?;
+        let expected = self.batch.combined(rank.rank(), None, |_| 1.0);
+        assert_eq!(got.iter().zip(&expected).position(|(got, want)| got != want), None);
+        self.output.fill_bytes(0xff)
+    }
+}
+
+/// Enqueues steps on a first stream, captures one on a second, enqueues others on a third, and does
+/// one after each of two replays, on another stream.
+fn is_ordered(rank: &Rank, form: fn(ExpertParallelOptions) -> ExpertParallelOptions) -> Result<()> {
+    let batch = |seed| Batch::new(136, 8, 2, &[3, 2], seed).routed(Routing::Random, seed);
+    let options = form(few(rank, options(&batch(0), MOST)));
+    let experts = options.build(rank.communicator()?)?;
+    let [first, second, third] = [rank.stream()?, rank.stream()?, rank.stream()?];
+    let lane = |seed| Lane::new(rank, batch(seed), experts.most_rows());
+    let [a, b, c] = [lane(0)?, lane(1)?, lane(2)?];
+    let synchronize = || [&first, &second, &third].into_iter().try_for_each(Stream::synchronize);
+    (0..3).try_for_each(|_| a.step(&experts, &first))?;
+    let graph = second.capture(|| b.step(&experts, &second))?;
+    (0..3).try_for_each(|_| c.step(&experts, &third))?;
+    synchronize()?;
+    [&a, &c].into_iter().try_for_each(|lane| lane.check(rank))?;
+    graph.launch(&second)?;
+    a.step(&experts, &first)?;
+    graph.launch(&third)?;
+    c.step(&experts, &second)?;
+    synchronize()?;
+    [&a, &b, &c].into_iter().try_for_each(|lane| lane.check(rank))?;
+    experts.check()?;
+    rank.barrier()
+}
+
+#[test]
+fn steps_are_ordered_around_captures_and_replays_on_any_stream() {
+    for (seed, form) in (0..4).flat_map(|seed| FORMS.map(|form| (seed, form))) {
+        let simulation = Simulation::new(2).multiprocessors(3).seed(seed);
+        let gpus = Gpus::from(simulation);
+        gpus.run("steps_are_ordered_around_captures", |rank| is_ordered(rank, form));
+    }
+}
