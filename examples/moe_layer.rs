@@ -195,7 +195,7 @@ impl Layer {
         stream.copy_to_host(&output, &mut got)?;
         parallel.check()?;
         let mut sizes = vec![0; experts / rank.n_ranks()];
-        parallel.sizes().copy_to_host(&mut sizes)?;
+        parallel.groups().sizes.copy_to_host(&mut sizes)?;
         Ok((got, sizes.iter().map(|size| *size as usize).sum()))
     }
 

@@ -17,9 +17,8 @@ pub use devcomm_ops::{
     CollectivePlan, Collectives, CollectivesOptions, ExpertParallel, ExpertParallelMemory,
     ExpertParallelOptions, Explanation, FusedGemm, GatheredProduct, Gemm, GemmAllReduce,
     GemmAllReducePlan, GemmElement, GemmOptions, GemmOutput, GemmPlan, GemmReduceScatter,
-    GemmReduceScatterPlan, GroupedElement, GroupedGemm, KERNELS, LamportMemory, ParsePlanError,
-    ParseWireError, Parts, Product, Returning, RowGroups, ScaledElement, Sent, Tiling, Tokens,
-    TransposableElement, WITHOUT_PTX, Wire,
+    GemmReduceScatterPlan, GroupedGemm, HalfElement, KERNELS, LamportMemory, ParseNameError, Parts,
+    Product, Returning, RowGroups, ScaledElement, Sent, Tiling, Tokens, WITHOUT_PTX, Wire,
 };
 pub use devcomm_sim as sim;
 pub use devcomm_types::{HostKernel, Kernel, Safe, Unsafe};

@@ -3,7 +3,8 @@
 use std::num::NonZeroU32;
 
 use devcomm::{
-    CommConfig, Error, GemmAllReduce, GemmAllReducePlan, Rank, Simulation, Window, Wire,
+    CommConfig, Error, GemmAllReduce, GemmAllReducePlan, GemmOptions, Rank, Simulation, Window,
+    Wire,
 };
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::{Gpus, on_gpus};
@@ -49,7 +50,7 @@ fn check_products(rank: &Rank, shapes: &[[usize; 3]], seed: u64) -> Result<(), E
     let [m, n, k] = [0, 1, 2].map(|i| shapes.iter().map(|shape| shape[i]).max().unwrap());
     let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
     let c = comm.window::<bf16>(m * n)?;
-    let gemm = GemmAllReduce::options().wire(Wire::F32).build(comm, &stream, m, n)?;
+    let gemm = GemmOptions::new().wire(Wire::F32).build(comm, &stream, m, n)?;
     for &[m, n, k] in shapes {
         let (problem, me) = (Problem { m, n, k, seed }, rank.rank());
         a.copy_from_host(&problem.factor(Factor::A, me))?;
@@ -132,7 +133,7 @@ fn the_ranks_of_a_split_agree_among_themselves() {
         stream.copy_to_device(&problem.factor(Factor::A, me), &a)?;
         stream.copy_to_device(&problem.factor(Factor::B, me), &b)?;
         let c = comm.window::<bf16>(m * n)?;
-        let options = GemmAllReduce::options().max_blocks(NonZeroU32::MIN);
+        let options = GemmOptions::new().max_blocks(NonZeroU32::MIN);
         let gemm = options.build(&comm, &stream, m, n)?;
         assert_eq!(format!("{gemm:?}"), "GemmAllReduce(bf16, 1 blocks)");
         gemm.launch(&a, &b, &c, [m, n, k])?;
@@ -161,7 +162,7 @@ fn many_launches_need_no_reset() {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let problems = shapes.map(|(m, n, k)| Problem { m, n, k, seed: 9 });
         let (m, n, _) = shapes[0];
-        let gemm = GemmAllReduce::options().wire(Wire::F32).build(comm, &stream, m, n)?;
+        let gemm = GemmOptions::new().wire(Wire::F32).build(comm, &stream, m, n)?;
         let mut sets = Vec::new();
         for problem in problems {
             let Problem { m, n, k, .. } = problem;
@@ -520,7 +521,7 @@ fn mean_error(
     let (c, again) = (comm.window::<bf16>(m * n)?, comm.window::<bf16>(m * n)?);
     c.fill_bytes(0xff)?;
     rank.barrier()?;
-    let gemm = GemmAllReduce::options().wire(wire).build(comm, &stream, m, n)?;
+    let gemm = GemmOptions::new().wire(wire).build(comm, &stream, m, n)?;
     gemm.set_plan(Some(plan))?;
     assert_eq!((gemm.wire(), gemm.explain([m, n, k])?.plan), (wire, plan));
     gemm.launch(&a, &b, &c, [m, n, k])?;
@@ -612,7 +613,7 @@ fn a_type_of_partial_sums_has_its_plan_and_is_the_same_on_all_ranks() {
     let name = "a_type_of_partial_sums_has_its_plan_and_is_the_same_on_all_ranks";
     Gpus::from(Simulation::new(2).multiprocessors(8)).run(name, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
-        let options = GemmAllReduce::options();
+        let options = GemmOptions::new();
         for (wire, why) in [
             (Wire::F32, "strips, as partial sums travel in f32"),
             (Wire::E4m3, "strips, as partial sums travel in e4m3, each off by up to a sixteenth"),

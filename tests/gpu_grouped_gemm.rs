@@ -1,7 +1,7 @@
 //! Tests of products of groups of rows, each with a B of its own.
 
 use devcomm::{
-    Activation, Buffer, DeviceSlice, Error, GemmPlan, GroupedElement, GroupedGemm, Rank, Result,
+    Activation, Buffer, DeviceSlice, Error, GemmPlan, GroupedGemm, HalfElement, Rank, Result,
     RowGroups, Stream,
 };
 use devcomm_testing::gemm::{Factor, Problem};
@@ -53,7 +53,7 @@ impl Case {
     }
 }
 
-impl<T: GroupedElement + Number> Matrices<T> {
+impl<T: HalfElement + Number> Matrices<T> {
     /// Makes matrices with room for three more rows than there are in groups, less `fewer`.
     fn new(rank: &Rank, case: Case, fewer: usize) -> Result<Self> {
         let comm = rank.communicator()?;

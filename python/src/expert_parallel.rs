@@ -183,8 +183,8 @@ impl PyExpertParallel {
                 }
             }
             let numbers = [
-                (&offsets, parallel.offsets()),
-                (&sizes, parallel.sizes()),
+                (&offsets, parallel.groups().offsets),
+                (&sizes, parallel.groups().sizes),
                 (&origins, parallel.origins()),
             ];
             for (array, numbers) in numbers {

@@ -1,7 +1,8 @@
 //! Matrix products with a collective, on arrays of Python.
 
 use devcomm::{
-    AllGatherGemm, DataType, DeviceSlice, GemmAllReduce, GemmReduceScatter, Result, Window, Wire,
+    AllGatherGemm, DataType, DeviceSlice, GemmAllReduce, GemmOptions, GemmReduceScatter, Result,
+    Window, Wire,
 };
 use half::bf16;
 use pyo3::prelude::*;
@@ -210,7 +211,7 @@ class! {
     new: |comm, stream| {
         let wire = wire.map_or(Ok(Wire::Bf16), str::parse);
         let wire = wire.map_err(|error| invalid_input(error.to_string()))?;
-        GemmAllReduce::options().wire(wire).build(comm, stream, m, n)
+        GemmOptions::new().wire(wire).build(comm, stream, m, n)
     };
     launch: |gemm, [a, b], c, shape, _| gemm.launch(a, b, c, shape);
     keywords: [];

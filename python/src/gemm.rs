@@ -1,8 +1,8 @@
 //! Matrix products on one GPU, on arrays of Python.
 
 use devcomm::{
-    DataType, DeviceSlice, Error, F8E4M3, F8E5M2, Gemm, GemmElement, GemmOutput, Product,
-    ScaledElement, TransposableElement,
+    DataType, DeviceSlice, Error, F8E4M3, F8E5M2, Gemm, GemmElement, GemmOutput, HalfElement,
+    Product, ScaledElement,
 };
 use half::{bf16, f16};
 use pyo3::prelude::*;
@@ -207,7 +207,7 @@ type Add<T, O> =
 type Factor = DeviceSlice<f32>;
 
 /// Adds transposed factors; the caller has refused scales.
-fn turned<T: TransposableElement, O: GemmOutput<T>>(
+fn turned<T: HalfElement, O: GemmOutput<T>>(
     product: Product<'_, T, O>,
     [of_a, of_b]: [bool; 2],
     _: Option<Scales<Factor>>,

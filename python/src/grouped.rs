@@ -1,6 +1,6 @@
 //! Matrix products of groups of rows, each with a factor of its own, on arrays of Python.
 
-use devcomm::{Activation, DataType, DeviceSlice, GroupedElement, GroupedGemm, RowGroups};
+use devcomm::{Activation, DataType, DeviceSlice, GroupedGemm, HalfElement, RowGroups};
 use half::{bf16, f16};
 use pyo3::prelude::*;
 
@@ -95,7 +95,7 @@ pub fn numbers_of(comm: &Comm, array: &Bound<'_, PyAny>, name: &str) -> PyResult
     Ok(array)
 }
 
-fn launch<T: GroupedElement>(
+fn launch<T: HalfElement>(
     py: Python<'_>,
     inner: &Products<GroupedGemm>,
     [a, b, c]: &[Array; 3],

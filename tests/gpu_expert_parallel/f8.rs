@@ -23,7 +23,7 @@ pub(super) fn dispatch_f8(
     }
     let (most, blocks) = (experts.most_rows(), batch.hidden / 128);
     // These are the rows where they arrive, if they arrive in this order.
-    let rows = match experts.rows_f8() {
+    let rows = match experts.rows() {
         Ok(rows) => rows,
         Err(_) => comm.mem_alloc::<F8E4M3>(most * batch.hidden)?.device_slice(),
     };

@@ -92,10 +92,7 @@ impl Memory {
         self.output.fill_bytes(0xff)
     }
 
-    fn tokens(
-        &self,
-        count: usize,
-    ) -> Tokens<'_, SymmetricBuffer<bf16>, SymmetricBuffer<i32>, SymmetricBuffer<f32>> {
+    fn tokens(&self, count: usize) -> Tokens<'_> {
         Tokens { count, input: &self.input, ids: &self.ids, weights: &self.weights }
     }
 
@@ -123,8 +120,8 @@ impl Memory {
             from.copy_to_host(&mut to)?;
             Ok::<_, devcomm::Error>(to)
         };
-        assert_eq!(read(self.experts.offsets())?, layout.offsets);
-        assert_eq!(read(self.experts.sizes())?, layout.sizes);
+        assert_eq!(read(self.experts.groups().offsets)?, layout.offsets);
+        assert_eq!(read(self.experts.groups().sizes)?, layout.sizes);
         let (origins, most) = (read(self.experts.origins())?, self.most(batch));
         for (at, source, token) in &layout.rows {
             assert_eq!(origins[*at] as usize, source * most + token, "row {at}");

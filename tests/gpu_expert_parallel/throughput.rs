@@ -1,7 +1,7 @@
 //! Tests of what only the form for high throughput does, which sends counts first. The other tests
 //! run both forms.
 
-use devcomm::ExpertParallelMemory;
+use devcomm::{ExpertParallelMemory, F8E4M3};
 
 use super::*;
 
@@ -105,9 +105,9 @@ fn what_high_throughput_cannot_do_is_refused() {
         let refused = |error: devcomm::Error, why: &str| {
             assert!(error.to_string().contains(why), "{error}");
         };
-        refused(new().build(comm)?.rows().unwrap_err(), "arrive in no order");
-        refused(plain.rows_f8().unwrap_err(), "no 8-bit floats");
-        refused(f8.rows().unwrap_err(), "8-bit floats with scales");
+        refused(new().build(comm)?.rows::<bf16>().unwrap_err(), "arrive in no order");
+        refused(plain.rows::<F8E4M3>().unwrap_err(), "no 8-bit floats");
+        refused(f8.rows::<bf16>().unwrap_err(), "8-bit floats with scales");
         let batch = Batch::new(128, 8, 2, &[4, 4], 1).routed(Routing::Random, 1);
         let memory = Memory::new(rank, new().throughput(6), &batch, 4)?;
         memory.write(rank, &batch)?;

@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 
 use devcomm::{
     AllGatherGemm, Buffer, Collectives, CollectivesOptions, Communicator, Effect, Error,
-    ExpertParallelOptions, Fault, GemmAllReduce, GemmReduceScatter, Parts, Rank, ReduceOp, Result,
-    Simulation, StateError, Stream, World, WorldError,
+    ExpertParallelOptions, Fault, GemmAllReduce, GemmOptions, GemmReduceScatter, Parts, Rank,
+    ReduceOp, Result, Simulation, StateError, Stream, World, WorldError,
 };
 use devcomm_testing::machines::{Gpus, on_gpus};
 
@@ -70,14 +70,14 @@ fn options_of_products_and_experts_that_differ_are_named_on_all_ranks() {
         differs(GemmAllReduce::new(comm, &stream, size, 8), "GemmAllReduce::new", "m", sizes);
         differs(GemmAllReduce::new(comm, &stream, 8, size), "GemmAllReduce::new", "n", sizes);
         let blocks = NonZeroU32::MIN.saturating_add(me as u32);
-        let blocks = GemmAllReduce::options().max_blocks(blocks).build(comm, &stream, 8, 8);
+        let blocks = GemmOptions::new().max_blocks(blocks).build(comm, &stream, 8, 8);
         differs(blocks, "GemmAllReduce::new", "max_blocks", ["1", "2"]);
         let scatter = GemmReduceScatter::new(comm, &stream, 8, size);
         differs(scatter, "GemmReduceScatter::new", "n", sizes);
         differs(AllGatherGemm::new(comm, &stream, size, 8), "AllGatherGemm::new", "m", sizes);
 
         let experts = |hidden, tokens| ExpertParallelOptions::new(hidden, tokens, 4, 2);
-        let call = "ExpertParallel::new";
+        let call = "ExpertParallelOptions::build";
         differs(experts(size, 4).build(comm), call, "hidden", sizes);
         differs(experts(64, 4 + me).build(comm), call, "tokens", ["4", "5"]);
         let threads = experts(64, 4).threads(32 + 32 * me as u32).build(comm);

@@ -4,7 +4,8 @@
 use std::fmt;
 
 use devcomm::{
-    Communicator, DeviceSlice, GemmAllReduce as Operation, GemmAllReducePlan, Stream, Window, Wire,
+    Communicator, DeviceSlice, GemmAllReduce as Operation, GemmAllReducePlan, GemmOptions, Stream,
+    Window, Wire,
 };
 use devcomm_testing::gemm::Problem;
 use half::bf16;
@@ -103,7 +104,7 @@ impl Fusion for GemmAllReduce {
         asked: Option<&Requested>,
     ) -> Result<Operation> {
         let wire = asked.map_or(Wire::Bf16, |asked| asked.wire);
-        let operation = Operation::options().wire(wire).build(comm, stream, m, n)?;
+        let operation = GemmOptions::new().wire(wire).build(comm, stream, m, n)?;
         // SAFETY: B is written before the first launch, and not while launches run.
         Ok(unsafe { operation.with_constant_b() })
     }

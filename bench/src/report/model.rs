@@ -95,9 +95,8 @@ fn read(path: &Path) -> Result<Vec<Point>> {
     let name = path.display();
     let Report { header, rows, .. } = Report::<row::Row>::read(path)?;
     let header = header.with_context(|| format!("{name} has no header"))?;
-    let Some(kind) = CollectiveKind::from_name(header.subcommand()) else {
-        bail!("{name} is of no collective");
-    };
+    let kind = header.subcommand().parse::<CollectiveKind>();
+    let kind = kind.with_context(|| format!("{name} is of no collective"))?;
     let (ranks, in_graph) = (header.ranks, header.in_graphs());
     ensure!(ranks > 1, "{name} is of one rank, which sends nothing");
     ensure!(ranks == 2 || in_graph, "{name} is of {ranks} ranks without graphs: there is no model");

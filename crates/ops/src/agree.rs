@@ -2,7 +2,9 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use devcomm_host::{CollectiveCall, Communicator, DevCommError, Error, NcclError, Result};
+use devcomm_host::{CollectiveCall, NcclError};
+
+use crate::prelude::*;
 
 /// Returns a hash, which is the same in all ranks for the same value.
 pub(crate) fn hash(value: impl Hash) -> u64 {

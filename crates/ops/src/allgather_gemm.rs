@@ -2,25 +2,18 @@
 
 use std::cell::OnceCell;
 
-use devcomm_host::{
-    Buffer, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, Kernels, Result,
-    Stream, SymmetricBuffer, Window,
-};
-use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS, TILE_M};
 use devcomm_kernels::{GatheredArgs, gather_flags};
-use devcomm_types::Kernel;
-use half::bf16;
 use nccl_device::TileExchange;
 
-use crate::check::{refuse_if, rows_of_each};
-use crate::extents::Extents;
+use crate::Product;
+use crate::check::rows_of_each;
 use crate::fused::{
     Base, FusedGemm, Fusion, Operands, Output, Strategy, Unfused, prepare_once, prepared,
 };
 use crate::gemm::{Added, Matrices, map, wide_grid, wide_maps, wide_pairs};
-use crate::plan::plan_text;
-use crate::{Explanation, KERNELS, Product};
+use crate::plan::names;
+use crate::prelude::*;
 
 type Plan = AllGatherGemmPlan;
 
@@ -38,7 +31,7 @@ pub enum AllGatherGemmPlan {
     Fused,
 }
 
-plan_text!(AllGatherGemmPlan "unfused or fused": Unfused "unfused" Fused "fused");
+names! { AllGatherGemmPlan "plan" "unfused or fused": Unfused "unfused" Fused "fused" }
 
 /// `C = A x B^T`, where every rank has some rows of A, and its own B and C.
 ///
@@ -84,9 +77,9 @@ impl FusedGemm<AllGather> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for an A without elements or one
-    /// that is too large, and for a stream of another context; those of
-    /// [`Gemm::new`](crate::Gemm::new) and [`Collectives::new`](crate::Collectives::new).
+    /// [`Error::InvalidInput`] for an A without elements or one that is too large, and for a stream
+    /// of another context; those of [`Gemm::new`](crate::Gemm::new) and
+    /// [`Collectives::new`](crate::Collectives::new).
     pub fn new(comm: &Communicator, stream: &Stream, m: usize, k: usize) -> Result<Self> {
         Self::create(comm, || {
             let (base, gathered, can) = Base::of_rows(comm, stream, [m, k])?;
@@ -112,37 +105,23 @@ impl FusedGemm<AllGather> {
 pub type GatheredProduct<'g> = Product<'g, bf16, bf16, AllGatherGemm>;
 
 impl GatheredProduct<'_> {
-    /// Enqueues the product: reads this rank's `m / ranks * k` elements of `a` and `n * k` of `b`,
-    /// and writes the first `m * n` of `c`, which overlaps no other buffer, but may begin where the
-    /// residual does. Every rank calls it with the same `m` and `k`, in the same order. Only work
-    /// on this stream may access `c` until the product has ended.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements, `m`
-    /// that is no multiple of the number of ranks, buffers that are too short or of another
-    /// context, or an A that is too large for this workspace; errors of the launch.
-    pub fn launch<A, B, C>(&self, a: &A, b: &B, c: &C) -> Result<()>
-    where
-        A: Buffer<Element = bf16>,
-        B: Buffer<Element = bf16>,
-        C: Buffer<Element = bf16>,
-    {
-        let (a, b, c) = (a.device_slice(), b.device_slice(), c.device_slice());
-        let added = Some(&self.added).filter(|added| !added.is_nothing());
-        self.operation.run(&self.operation.operands([&a, &b], &c, added, self.shape)?)
+    /// Enqueues the product, as [`AllGatherGemm::launch`] does. C may begin where the residual
+    /// does.
+    pub fn launch(
+        &self,
+        a: &impl Buffer<Element = bf16>,
+        b: &impl Buffer<Element = bf16>,
+        c: &impl Buffer<Element = bf16>,
+    ) -> Result<()> {
+        let matrices = [a.device_slice(), b.device_slice(), c.device_slice()];
+        self.operation.run(&self.operation.operands(matrices, &self.added, self.shape)?)
     }
 }
 
-impl<B: Buffer<Element = bf16>> Output<AllGather> for B {
-    fn with<R>(&self, run: impl FnOnce(&DeviceSlice<bf16>) -> Result<R>) -> Result<R> {
-        run(&self.device_slice())
-    }
-}
+impl<B: Buffer<Element = bf16>> Output<AllGather> for B {}
 
 impl Fusion for AllGather {
     type Plan = Plan;
-    type C = DeviceSlice<bf16>;
 
     const NAME: &'static str = "AllGatherGemm";
     const MOST: [&'static str; 2] = ["m", "k"];
@@ -168,17 +147,16 @@ impl Fusion for AllGather {
         &self,
         base: &Base<Self>,
         Unfused { gemm, collectives }: &Unfused,
-        operands: &Operands<'_, Self>,
+        operands: &Operands,
     ) -> Result<()> {
-        let Operands { a, b, c, added, extents, .. } = operands;
-        let [m, n, k] = extents.lengths();
-        // An error must come before the all-gather, for which other ranks wait.
-        let added = added.cloned().unwrap_or(Added::NOTHING);
-        added.args(base.context(), [m, n])?;
+        let (Operands { extents, .. }, [m, _, k]) = (operands, operands.extents.lengths());
         let gathered = self.gathered.slice(..m * k)?;
-        let own = a.slice(..m / base.comm.n_ranks() * k)?;
+        let own = operands.slices[0].slice(..m / base.comm.n_ranks() * k)?;
         collectives.all_gather(&own, &gathered, &base.stream)?;
-        Product::new(gemm, extents.lengths(), added).launch_of(*extents, (&gathered, b, c))
+        let matrices = Matrices { a: gathered.device_address(), ..operands.matrices };
+        // SAFETY: the matrices have the elements: `operands` was checked, and `gathered` is as
+        // large as A. Memory that is dropped is freed after the work of the streams.
+        unsafe { gemm.enqueue::<bf16, bf16>(*extents, matrices) }
     }
 
     fn choose(&self, base: &Base<Self>, extents: Extents) -> Explanation<Plan> {
@@ -240,14 +218,9 @@ impl Strategy<Self> for AllGather {
         prepare_once(&self.fused, || Fused::new(&base.comm, base.most))
     }
 
-    unsafe fn launch(
-        &self,
-        base: &Base<Self>,
-        _: Plan,
-        operands: &Operands<'_, Self>,
-    ) -> Result<()> {
+    unsafe fn launch(&self, base: &Base<Self>, _: Plan, operands: &Operands) -> Result<()> {
         let Fused { compiled, dev_comm, banks, flags, state, clusters } = prepared(&self.fused)?;
-        let (stream, matrices) = (&base.stream, operands.matrices());
+        let (stream, matrices) = (&base.stream, operands.matrices);
         let Matrices { a, shape: [m, n, k], .. } = matrices;
         let rows = m / base.comm.n_ranks() as u32;
         // A's maps are those of the two banks, and of this rank's own rows.

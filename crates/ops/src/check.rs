@@ -1,6 +1,6 @@
 //! Checks of arguments: errors name what the kernels do not support.
 
-use devcomm_host::{Context, DeviceSlice, Error, Result};
+use devcomm_host::{Context, DeviceSlice, Element, Error, Result, Window};
 
 /// Returns an [`Error::InvalidInput`] with this text if a condition holds.
 macro_rules! refuse_if {
@@ -55,15 +55,21 @@ pub(crate) fn aligned<E>(
     Ok(address)
 }
 
+/// Returns the window that a buffer is in, with elements `W`, and the buffer's first index there.
+pub(crate) fn window<W: Element, T: Element>(
+    what: &str,
+    slice: &DeviceSlice<T>,
+) -> Result<(Window<W>, usize)> {
+    match Window::containing(slice) {
+        Some(window) => Ok(window),
+        None => refuse(format!("{what} is in no window")),
+    }
+}
+
 /// Returns the rows of each rank, if the ranks can share `m` rows equally.
 pub(crate) fn rows_of_each(m: usize, ranks: usize) -> Result<usize> {
     refuse_if!(!m.is_multiple_of(ranks), "m is {m}, and no multiple of the {ranks} ranks");
     Ok(m / ranks)
-}
-
-/// Returns whether TMA can load matrices at these addresses.
-pub(crate) fn are_aligned(addresses: [u64; 3]) -> bool {
-    addresses.iter().all(|address| address.is_multiple_of(16))
 }
 
 /// Returns an [`Error::InvalidInput`] with this text.

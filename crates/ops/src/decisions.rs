@@ -6,18 +6,13 @@ use std::fmt::Display;
 use std::hash::Hash;
 use std::str::FromStr;
 
-use devcomm_host::Result;
-
-use crate::Explanation;
-use crate::extents::Extents;
+use crate::prelude::*;
 use crate::tuned::Tuned;
 
 /// Values by their keys: permanent ones, and at most [`LIMIT`] others.
 pub(crate) struct Cache<K, V> {
-    /// The values, each with whether it is permanent.
-    values: HashMap<K, (V, bool)>,
-    /// How many others were inserted since they were last removed.
-    others: usize,
+    permanent: HashMap<K, V>,
+    others: HashMap<K, V>,
 }
 
 /// The most values that are not permanent. It bounds the memory of a program whose shapes change
@@ -26,32 +21,25 @@ const LIMIT: usize = 4096;
 
 impl<K, V> Default for Cache<K, V> {
     fn default() -> Self {
-        Self { values: HashMap::new(), others: 0 }
+        Self { permanent: HashMap::new(), others: HashMap::new() }
     }
 }
 
 impl<K: Eq + Hash, V: Copy> Cache<K, V> {
     pub(crate) fn get(&self, key: &K) -> Option<V> {
-        self.values.get(key).map(|(value, _)| *value)
+        self.permanent.get(key).or_else(|| self.others.get(key)).copied()
     }
 
     /// Adds a value that is not permanent. If there are too many of these, it removes the others.
     pub(crate) fn insert(&mut self, key: K, value: V) {
-        if self.others >= LIMIT {
-            self.values.retain(|_, (_, is_permanent)| *is_permanent);
-            self.others = 0;
+        if self.others.len() >= LIMIT {
+            self.others.clear();
         }
-        self.others += 1;
-        self.values.insert(key, (value, false));
+        self.others.insert(key, value);
     }
 
-    /// Adds a permanent value.
     pub(crate) fn insert_permanent(&mut self, key: K, value: V) {
-        self.values.insert(key, (value, true));
-    }
-
-    fn clear(&mut self) {
-        *self = Self::default();
+        self.permanent.insert(key, value);
     }
 }
 
@@ -82,31 +70,32 @@ impl<P: Copy + FromStr + Display> Decisions<P> {
     ) -> Explanation<P> {
         let known = self.decided.borrow().get(&extents);
         known.unwrap_or_else(|| {
-            let chosen = [
-                (self.set.get(), "as it was set"),
-                (self.measured.borrow().get(&extents).copied(), "as it was measured"),
-                (self.tuned.plan(extents), "as this machine measured"),
-            ];
-            let mut chosen = chosen
-                .into_iter()
-                .filter_map(|(plan, reason)| Some(Explanation { plan: plan?, reason }));
-            let decision = chosen.find(|chosen| can(chosen.plan)).unwrap_or_else(choose);
+            let decision = self.chosen(extents).find(|how| can(how.plan)).unwrap_or_else(choose);
             self.decided.borrow_mut().insert(extents, decision);
             decision
         })
     }
 
+    /// Returns the plans that were chosen for a shape, and why, in their order.
+    fn chosen(&self, extents: Extents) -> impl Iterator<Item = Explanation<P>> {
+        let chosen = [
+            (self.set.get(), "as it was set"),
+            (self.measured.borrow().get(&extents).copied(), "as it was measured"),
+            (self.tuned.plan(extents), "as this machine measured"),
+        ];
+        chosen.into_iter().filter_map(|(plan, reason)| Some(Explanation { plan: plan?, reason }))
+    }
+
     /// Returns whether a plan was set or measured for a shape.
     pub(crate) fn has_choice(&self, extents: Extents) -> bool {
-        let is_measured = || self.measured.borrow().contains_key(&extents);
-        self.set.get().is_some() || is_measured() || self.tuned.plan(extents).is_some()
+        self.chosen(extents).next().is_some()
     }
 
     /// Sets a plan for all shapes, or none, and forgets all decisions. These depend on which plans
     /// were prepared, and ranks ask for them at different times, so old decisions could differ.
     pub(crate) fn set(&self, plan: Option<P>) {
         self.set.set(plan);
-        self.decided.borrow_mut().clear();
+        self.decided.take();
     }
 
     /// Makes the result of `find_fastest` the measured plan of a shape. `find_fastest` may set
@@ -133,65 +122,4 @@ impl<P: Copy + FromStr + Display> Decisions<P> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::check::refuse;
-
-    /// Returns the plans that are considered for a shape, in their order.
-    fn plans(decisions: &Decisions<char>, extents: Extents) -> Vec<char> {
-        let plans = RefCell::new(Vec::new());
-        let can = |plan| {
-            plans.borrow_mut().push(plan);
-            false
-        };
-        decisions.decide(extents, can, || Explanation { plan: '?', reason: "" });
-        decisions.decided.borrow_mut().clear();
-        plans.into_inner()
-    }
-
-    #[test]
-    fn a_plan_that_was_set_comes_first_and_is_kept_by_a_measurement() {
-        let decisions = Decisions::new(Tuned::without_file());
-        let [shape, other] = [[1, 2, 3], [1, 2, 4]].map(|shape| Extents::new(shape).unwrap());
-        [shape, other].into_iter().for_each(|shape| decisions.tuned.insert(shape, 't'));
-        decisions.set(Some('a'));
-        let measure = || {
-            assert_eq!(plans(&decisions, shape), ['t']);
-            decisions.set(Some('x'));
-            Ok('b')
-        };
-        assert_eq!(decisions.measure(Some(shape), measure).unwrap(), 'b');
-        assert_eq!(plans(&decisions, shape), ['a', 'b', 't']);
-        assert_eq!(plans(&decisions, other), ['a', 't']);
-        let failed = decisions.measure(Some(shape), || refuse("no GPU"));
-        assert!(failed.is_err());
-        assert_eq!(plans(&decisions, shape), ['a', 'b', 't']);
-    }
-
-    #[test]
-    fn a_decision_is_made_once_until_another_plan_is_set() {
-        let (decisions, made) = (Decisions::new(Tuned::without_file()), Cell::new(0));
-        let ask = |m| {
-            let extents = Extents::new([m, 8, 8]).unwrap();
-            let choose = || {
-                made.set(made.get() + 1);
-                Explanation { plan: m, reason: "" }
-            };
-            assert_eq!(decisions.decide(extents, |_| true, choose).plan, m);
-        };
-        [1, 2, 1, 2, 2].into_iter().for_each(ask);
-        assert_eq!(made.get(), 2);
-        decisions.set(None);
-        ask(1);
-        assert_eq!(made.get(), 3);
-    }
-
-    #[test]
-    fn there_are_not_more_decisions_than_memory_for_them() {
-        let mut cache = Cache::default();
-        cache.insert_permanent(0, 'a');
-        (1..=3 * LIMIT).for_each(|key| cache.insert(key, 'b'));
-        assert!(cache.values.len() <= LIMIT + 1);
-        assert_eq!((cache.get(&0), cache.get(&(3 * LIMIT))), (Some('a'), Some('b')));
-    }
-}
+mod tests;

@@ -1,8 +1,6 @@
 //! The shape of a product.
 
-use devcomm_host::Result;
-
-use crate::check::refuse_if;
+use crate::prelude::*;
 
 /// The shape `[m, n, k]` of a product, validated: each extent is at least 1 and a 32-bit number. An
 /// operation validates a shape once, when it is passed, and uses the extents from there on.
@@ -14,8 +12,7 @@ impl Extents {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements, or
-    /// too large a one.
+    /// [`Error::InvalidInput`] for a shape without elements, or too large a one.
     pub(crate) fn new([m, n, k]: [usize; 3]) -> Result<Self> {
         refuse_if!(
             m == 0 || n == 0 || k == 0,

@@ -9,13 +9,10 @@ mod product;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use devcomm_host::{Buffer, DataType, DeviceBuffer, Element, Kernels, Result, Stream, StreamOrder};
-use devcomm_kernels as kernels;
-use devcomm_types::{F8E4M3, Kernel};
-use half::bf16;
+use devcomm_host::{DataType, DeviceBuffer};
 
-pub use self::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
-pub use self::grouped::{GroupedElement, GroupedGemm, RowGroups};
+pub use self::element::{GemmElement, GemmOutput, HalfElement, ScaledElement};
+pub use self::grouped::{GroupedGemm, RowGroups};
 use self::launches::Prepared;
 pub(crate) use self::launches::{
     DivisionArgs, Matrices, TileKernel, TileKernels, division_args, map, resident, swapped_maps,
@@ -26,10 +23,8 @@ pub(crate) use self::plan::{Candidates, clusters, measured};
 pub use self::plan::{GemmPlan, Tiling};
 pub(crate) use self::product::Added;
 pub use self::product::{Activation, Product};
-use crate::KERNELS;
-use crate::check::refuse_if;
 use crate::decisions::Cache;
-use crate::extents::Extents;
+use crate::prelude::*;
 use crate::timing;
 use crate::tuned::Tuned;
 
@@ -152,8 +147,8 @@ impl Gemm {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements or
-    /// too large a one; those of the driver.
+    /// [`Error::InvalidInput`] for a shape without elements or too large a one; those of the
+    /// driver.
     pub fn plan(&self, shape: [usize; 3]) -> Result<GemmPlan> {
         self.plan_of(Extents::new(shape)?)
     }
@@ -163,54 +158,34 @@ impl Gemm {
     }
 
     /// Returns the plans by which this GPU can compute products of bf16 of this shape, the one that
-    /// is expected to be the fastest first.
-    ///
-    /// # Errors
-    ///
-    /// As [`plan`](Self::plan).
+    /// is expected to be the fastest first. Errors are those of [`plan`](Self::plan).
     pub fn plans(&self, shape: [usize; 3]) -> Result<Vec<GemmPlan>> {
-        let (extents, mut plans) = (Extents::new(shape)?, Vec::new());
-        for plan in self.expected(extents, shape[2].is_multiple_of(8))? {
-            let is_new = !plans.contains(&plan);
-            if is_new && self.prepare_plan::<bf16, bf16>(plan, extents)?.is_some() {
-                plans.push(plan);
-            }
-        }
-        plans.push(GemmPlan::Portable);
-        Ok(plans)
+        let extents = Extents::new(shape)?;
+        let expected = self.expected(extents, shape[2].is_multiple_of(8))?;
+        Ok([self.possible(expected, extents)?, vec![GemmPlan::Portable]].concat())
     }
 
     /// Computes products of bf16 in bf16 of this shape by this plan from now on.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a plan that is not one of
-    /// [`plans`](Self::plans); the errors of `plans`.
+    /// [`Error::InvalidInput`] for a plan that is not one of [`plans`](Self::plans); the errors of
+    /// `plans`.
     pub fn set_plan(&self, shape: [usize; 3], plan: GemmPlan) -> Result<()> {
-        self.set(shape, plan).map(drop)
-    }
-
-    /// Sets the plan as [`set_plan`](Self::set_plan) does, and keeps it in the cache folder: every
-    /// `Gemm` that is made later for a GPU of this kind uses it, if the shape is in no table. On
-    /// simulated GPUs nothing is kept.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`set_plan`](Self::set_plan).
-    pub fn keep_plan(&self, shape: [usize; 3], plan: GemmPlan) -> Result<()> {
-        let extents = self.set(shape, plan)?;
-        self.tuned().save(extents, plan);
-        Ok(())
-    }
-
-    fn set(&self, shape: [usize; 3], plan: GemmPlan) -> Result<Extents> {
         refuse_if!(
             !self.plans(shape)?.contains(&plan),
             "the plan `{plan}` is none for {shape:?} on this GPU"
         );
-        let extents = Extents::new(shape)?;
-        self.select(extents, plan)?;
-        Ok(extents)
+        self.select(Extents::new(shape)?, plan).map(drop)
+    }
+
+    /// Sets the plan as [`set_plan`](Self::set_plan) does, and keeps it in the cache folder: every
+    /// `Gemm` that is made later for a GPU of this kind uses it, if the shape is in no table. On
+    /// simulated GPUs nothing is kept. Errors are those of [`set_plan`](Self::set_plan).
+    pub fn keep_plan(&self, shape: [usize; 3], plan: GemmPlan) -> Result<()> {
+        self.set_plan(shape, plan)?;
+        self.tuned().save(Extents::new(shape)?, plan);
+        Ok(())
     }
 
     /// Times the plan of a table and those [`plans`](Self::plans) of this shape that the model
@@ -219,11 +194,8 @@ impl Gemm {
     /// ones 48 times more, as [`launch`](Self::launch) with these buffers, of which the L2 cache
     /// keeps what it can. The expected plan is kept if none is faster by more than 2 %. Plans add
     /// in different orders: the last bits of C may depend on the choice. The plan is kept in the
-    /// cache folder, as [`keep_plan`](Self::keep_plan) does.
-    ///
-    /// # Errors
-    ///
-    /// As [`launch`](Self::launch).
+    /// cache folder, as [`keep_plan`](Self::keep_plan) does. Errors are those of
+    /// [`launch`](Self::launch).
     pub fn measure<A, B, C>(&self, a: &A, b: &B, c: &C, shape: [usize; 3]) -> Result<GemmPlan>
     where
         A: Buffer<Element = bf16>,
@@ -232,12 +204,8 @@ impl Gemm {
     {
         self.stream.context().refuse_capturing("Gemm::measure is called")?;
         let extents = Extents::new(shape)?;
-        let (before, mut plans) = (self.plan_of(extents)?, Vec::new());
-        for plan in self.likely(extents)? {
-            if self.prepare_plan::<bf16, bf16>(plan, extents)?.is_some() {
-                plans.push(plan);
-            }
-        }
+        let before = self.plan_of(extents)?;
+        let plans = self.possible(self.likely(extents)?, extents)?;
         // There are none if the portable kernel is the only one: it is `before`, and stays.
         let expected = plans.first().copied().unwrap_or(before);
         let chosen = timing::fastest(
@@ -250,6 +218,18 @@ impl Gemm {
         );
         self.select(extents, *chosen.as_ref().unwrap_or(&before))?;
         chosen.inspect(|plan| self.tuned().save(extents, *plan))
+    }
+
+    /// Returns those of the plans, each once, for which the GPU has room.
+    fn possible(&self, plans: Vec<GemmPlan>, extents: Extents) -> Result<Vec<GemmPlan>> {
+        let mut possible = Vec::new();
+        for plan in plans {
+            let is_new = !possible.contains(&plan);
+            if is_new && self.prepare_plan::<bf16, bf16>(plan, extents)?.is_some() {
+                possible.push(plan);
+            }
+        }
+        Ok(possible)
     }
 
     /// Returns the plans that may be the fastest, the expected one first.
@@ -283,11 +263,11 @@ impl Gemm {
 
     /// Returns the first of the [`expected`](Self::expected) plans that can be prepared, or the
     /// portable one, and keeps it.
-    fn prepare<T, O>(&self, extents: Extents, transposed: [bool; 2]) -> Result<Planned>
-    where
-        T: GemmElement,
-        O: GemmOutput<T>,
-    {
+    fn prepare<T: GemmElement, O: GemmOutput<T>>(
+        &self,
+        extents: Extents,
+        transposed: [bool; 2],
+    ) -> Result<Planned> {
         let problem = ([T::DATA_TYPE, O::DATA_TYPE], extents, transposed);
         if let Some(prepared) = self.planned().get(&problem) {
             return Ok(prepared);
@@ -328,25 +308,7 @@ impl Gemm {
         Ok(Candidates::new(extents, room))
     }
 
-    /// Prepares a plan; `None` for the portable one, and if the GPU has no room for it.
-    fn prepare_plan<T: GemmElement, O: GemmOutput<T>>(
-        &self,
-        plan: GemmPlan,
-        extents: Extents,
-    ) -> Result<Option<Prepared>> {
-        let (context, shape) = (self.stream.context(), extents.array());
-        launches::prepare::<T, O>(&self.compiled, context, plan, shape)
-    }
-
-    /// Enqueues one product of `[m, n, k]`: reads `m * k` elements of `a` and `n * k` of `b`, and
-    /// writes the first `m * n` elements of `c`, which overlaps neither. Only work on this stream
-    /// may access `c` until the product has ended.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements, for
-    /// buffers that are too short or of another context, and for 8-bit floats on another GPU or
-    /// with other rows than they need; errors of the launch.
+    /// Enqueues one product of `[m, n, k]`, as [`Product::launch`] does, with nothing added.
     pub fn launch<A, B, C, T>(&self, a: &A, b: &B, c: &C, shape: [usize; 3]) -> Result<()>
     where
         A: Buffer<Element = T>,
@@ -357,32 +319,25 @@ impl Gemm {
         self.product(shape).launch(a, b, c)
     }
 
-    /// Enqueues a product.
+    /// Enqueues a product, after the previous one of this object.
     ///
     /// # Safety
     ///
     /// The matrices have the elements of the shape; all memory stays allocated until the product
-    /// has ended. Products of this object are ordered.
-    unsafe fn enqueue<T: GemmElement, O: GemmOutput<T>>(
+    /// has ended.
+    pub(crate) unsafe fn enqueue<T: GemmElement, O: GemmOutput<T>>(
         &self,
         extents: Extents,
         matrices: Matrices,
     ) -> Result<()> {
-        let Matrices { a, b, c, transposed, .. } = matrices;
-        let aligned = (a | b | c).is_multiple_of(16);
-        let prepared = if aligned { self.prepare::<T, O>(extents, transposed)?.1 } else { None };
-        let (compiled, stream) = (&self.compiled, &self.stream);
-        // SAFETY: the caller passes matrices of the prepared shape that outlive the product, and
-        // orders the products, which use the memory of the slices.
-        unsafe {
-            match prepared {
-                Some(prepared) => {
-                    let slices = self.slices.as_ref();
-                    prepared.launch::<T, O>(compiled, stream, matrices, self.constant_b, slices)
-                }
-                None => launches::launch_portable::<T, O>(compiled, stream, matrices),
-            }
-        }
+        let prepared = match matrices.are_aligned() {
+            true => self.prepare::<T, O>(extents, matrices.transposed)?.1,
+            false => None,
+        };
+        let _turn = self.order.begin(&self.stream)?;
+        // SAFETY: the caller passes matrices of the prepared shape that outlive the product.
+        // `_turn` orders the products, which use the memory of the slices.
+        unsafe { self.launch_prepared::<T, O>(prepared, matrices) }
     }
 }
 

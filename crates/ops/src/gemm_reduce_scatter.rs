@@ -2,25 +2,20 @@
 
 use std::cell::OnceCell;
 
-use devcomm_host::{Buffer, Communicator, DeviceSlice, Kernels, ReduceOp, Result, Stream, Window};
-use devcomm_kernels as kernels;
+use devcomm_host::ReduceOp;
 use devcomm_kernels::gemm::gemm_wgmma::{SHARED, THREADS, TILE_N};
 use devcomm_kernels::gemm_allreduce::gemm_allreduce_wide::CLUSTER_M as ROWS;
-use devcomm_types::Kernel;
-use half::bf16;
 use nccl_device::RowOwners;
 
-use crate::check::{refuse_if, rows_of_each};
-use crate::extents::Extents;
+use crate::check::rows_of_each;
 use crate::fused::{
     Base, ExchangeKernels, FusedGemm, Fusion, Operands, Output, Strategy, Unfused, prepare_once,
     prepared,
 };
-use crate::gemm::{Added, Matrices, wide_maps};
+use crate::gemm::{Matrices, wide_maps};
 use crate::gemm_allreduce::{MIN_WAVES, waves};
-use crate::launch::LaunchWith;
-use crate::plan::plan_text;
-use crate::{Explanation, KERNELS, Product};
+use crate::plan::names;
+use crate::prelude::*;
 
 type Plan = GemmReduceScatterPlan;
 
@@ -44,7 +39,7 @@ pub enum GemmReduceScatterPlan {
     Wide,
 }
 
-plan_text!(GemmReduceScatterPlan "unfused or wide": Unfused "unfused" Wide "wide");
+names! { GemmReduceScatterPlan "plan" "unfused or wide": Unfused "unfused" Wide "wide" }
 
 /// This rank's rows of the sum over the ranks of `A x B^T`.
 ///
@@ -73,9 +68,9 @@ impl FusedGemm<ReduceScatter> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a product without elements or
-    /// one that is too large, and for a stream of another context; those of
-    /// [`Gemm::new`](crate::Gemm::new) and [`Collectives::new`](crate::Collectives::new).
+    /// [`Error::InvalidInput`] for a product without elements or one that is too large, and for a
+    /// stream of another context; those of [`Gemm::new`](crate::Gemm::new) and
+    /// [`Collectives::new`](crate::Collectives::new).
     pub fn new(comm: &Communicator, stream: &Stream, m: usize, n: usize) -> Result<Self> {
         Self::create(comm, || {
             let (base, product, can) = Base::of_rows(comm, stream, [m, n])?;
@@ -100,15 +95,10 @@ fn fills(base: &Base<ReduceScatter>, size: [usize; 2]) -> bool {
     size[0] > row_multiple(base) && waves(size, base.multiprocessors()) > MIN_WAVES
 }
 
-impl<B: Buffer<Element = bf16>> Output<ReduceScatter> for B {
-    fn with<R>(&self, run: impl FnOnce(&DeviceSlice<bf16>) -> Result<R>) -> Result<R> {
-        run(&self.device_slice())
-    }
-}
+impl<B: Buffer<Element = bf16>> Output<ReduceScatter> for B {}
 
 impl Fusion for ReduceScatter {
     type Plan = Plan;
-    type C = DeviceSlice<bf16>;
 
     const NAME: &'static str = "GemmReduceScatter";
     const MOST: [&'static str; 2] = ["m", "n"];
@@ -133,13 +123,15 @@ impl Fusion for ReduceScatter {
         &self,
         base: &Base<Self>,
         Unfused { gemm, collectives }: &Unfused,
-        operands: &Operands<'_, Self>,
+        operands: &Operands,
     ) -> Result<()> {
-        let (Operands { a, b, c, extents, .. }, [m, n, _]) = (operands, operands.extents.lengths());
+        let [m, n, _] = operands.extents.lengths();
         let product = self.product.slice(..m * n)?;
-        let multiply = Product::new(gemm, extents.lengths(), Added::NOTHING);
-        multiply.launch_of(*extents, (a, b, &product))?;
-        let c = c.slice(..m / base.comm.n_ranks() * n)?;
+        let matrices = Matrices { c: product.device_address(), ..operands.matrices };
+        // SAFETY: the matrices have the elements: `operands` was checked, and `product` is as large
+        // as C of all ranks. Memory that is dropped is freed after the work of the streams.
+        unsafe { gemm.enqueue::<bf16, bf16>(operands.extents, matrices) }?;
+        let c = operands.slices[2].slice(..m / base.comm.n_ranks() * n)?;
         collectives.reduce_scatter(&product, &c, ReduceOp::Sum, &base.stream)
     }
 
@@ -187,16 +179,11 @@ impl Strategy<Self> for ReduceScatter {
         })
     }
 
-    unsafe fn launch(
-        &self,
-        base: &Base<Self>,
-        _: Plan,
-        operands: &Operands<'_, Self>,
-    ) -> Result<()> {
-        let ([a, b, c], [m, n, k]) = (operands.addresses, operands.extents.array());
+    unsafe fn launch(&self, base: &Base<Self>, _: Plan, operands: &Operands) -> Result<()> {
+        let Matrices { c, shape: [m, n, k], .. } = operands.matrices;
         let (wide, product, ranks) =
             (prepared(&self.wide)?, self.product.device_address(), base.comm.n_ranks());
-        let matrices = Matrices::plain([a, b, product], operands.extents);
+        let matrices = Matrices { c: product, ..operands.matrices };
         let ([a, b, map], _) = wide_maps::<bf16, bf16>(&base.stream, matrices)?;
         // A cluster computes the same number of tiles of each rank's rows.
         let tiles = u64::from(m / (ranks as u32 * ROWS)) * u64::from(n.div_ceil(TILE_N));

@@ -1,8 +1,9 @@
 //! The memory of [`Lamport`] messages, which need no separate flags.
 
-use devcomm_host::{Buffer, Communicator, Result, SymmetricBuffer, Window};
 use devcomm_types::{ArgInfo, IntoArg, KernelParam};
 use nccl_device::{ANY_RANKS, EMPTY, Lamport, LamportMemoryArgs, lamport_words};
+
+use crate::prelude::*;
 
 /// The memory of [`Lamport`] messages within the LSA team of a communicator.
 /// A launch takes `&LamportMemory` for a kernel's parameter

@@ -2,7 +2,10 @@
 //! are arguments of `K`, without a name for the type of its arguments.
 
 use devcomm_host::{KernelsOn, LaunchConfig, Result};
-use devcomm_types::{Kernel, LaunchArgs, LaunchTarget};
+use devcomm_types::{Kernel, KernelParam, LaunchArgs, LaunchTarget};
+
+/// The type to which the host's values for a kernel's parameter convert.
+pub(crate) type Abi<P> = <P as KernelParam>::Abi;
 
 /// A kernel that can be launched with arguments `A`.
 pub trait LaunchWith<A>: Kernel {

@@ -34,6 +34,7 @@ mod gemm_reduce_scatter;
 mod lamport;
 mod launch;
 mod plan;
+mod prelude;
 mod timing;
 mod tuned;
 
@@ -49,15 +50,13 @@ pub use self::expert_parallel::{
 };
 pub use self::fused::FusedGemm;
 pub use self::gemm::{
-    Activation, Gemm, GemmElement, GemmOutput, GemmPlan, GroupedElement, GroupedGemm, Product,
-    RowGroups, ScaledElement, Tiling, TransposableElement,
+    Activation, Gemm, GemmElement, GemmOutput, GemmPlan, GroupedGemm, HalfElement, Product,
+    RowGroups, ScaledElement, Tiling,
 };
-pub use self::gemm_allreduce::{
-    GemmAllReduce, GemmAllReducePlan, GemmOptions, ParseWireError, Wire,
-};
+pub use self::gemm_allreduce::{GemmAllReduce, GemmAllReducePlan, GemmOptions, Wire};
 pub use self::gemm_reduce_scatter::{GemmReduceScatter, GemmReduceScatterPlan};
 pub use self::lamport::LamportMemory;
-pub use self::plan::{Explanation, ParsePlanError};
+pub use self::plan::{Explanation, ParseNameError};
 
 /// The kernels of `devcomm_kernels`, to pass to [`Rank::load`](devcomm_host::Rank::load). The set
 /// contains their PTX, which GPUs need, if the feature `ptx` is on.

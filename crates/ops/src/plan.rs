@@ -24,18 +24,19 @@ pub(crate) const H100: &str = "NVIDIA H100 80GB HBM3";
 /// The name of the H200 with SXM5.
 pub(crate) const H200: &str = "NVIDIA H200";
 
-/// The error for a text that is no plan.
+/// The error for a text that names no plan, or nothing else of its type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no plan: {forms}")]
-pub struct ParsePlanError {
+#[error("`{text}` is no {noun}: {forms}")]
+pub struct ParseNameError {
     text: String,
-    /// The texts that plans of this type have.
+    noun: &'static str,
+    /// The texts that values of this type have.
     forms: &'static str,
 }
 
-impl ParsePlanError {
-    pub(crate) fn new(text: &str, forms: &'static str) -> Self {
-        Self { text: text.to_owned(), forms }
+impl ParseNameError {
+    pub(crate) fn new(text: &str, noun: &'static str, forms: &'static str) -> Self {
+        Self { text: text.to_owned(), noun, forms }
     }
 }
 
@@ -56,7 +57,7 @@ pub(crate) trait PlanText: Sized {
 }
 
 /// Parses the text of a plan.
-pub(crate) fn parse<P: PlanText>(text: &str) -> Result<P, ParsePlanError> {
+pub(crate) fn parse<P: PlanText>(text: &str) -> Result<P, ParseNameError> {
     let number = |text: &str| text.parse().ok().filter(|number| *number > 0);
     let field = |text: &str| match text.split_once('x') {
         Some((first, second)) => Some((number(first)?, Some(number(second)?))),
@@ -66,7 +67,7 @@ pub(crate) fn parse<P: PlanText>(text: &str) -> Result<P, ParsePlanError> {
     let name = words.next().unwrap_or_default();
     let fields: Option<Vec<_>> = words.map(field).collect();
     let plan = fields.and_then(|fields| P::from_fields(name, &fields));
-    plan.ok_or_else(|| ParsePlanError::new(text, P::FORMS))
+    plan.ok_or_else(|| ParseNameError::new(text, "plan", P::FORMS))
 }
 
 /// Writes the text of a plan.
@@ -79,29 +80,8 @@ pub(crate) fn display(plan: &impl PlanText, f: &mut fmt::Formatter<'_>) -> fmt::
     })
 }
 
-/// Implements `Display` and `FromStr` for a type that implements [`PlanText`]. With the names of
-/// its variants it implements `PlanText` too, for a type whose plans have no fields.
+/// Implements `Display` and `FromStr` for a type that implements [`PlanText`].
 macro_rules! plan_text {
-    ($plan:ident $forms:literal: $($variant:ident $name:literal)*) => {
-        impl $crate::plan::PlanText for $plan {
-            const FORMS: &'static str = $forms;
-
-            fn from_fields(name: &str, fields: &[$crate::plan::Field]) -> Option<Self> {
-                match (name, fields) {
-                    $(($name, []) => Some(Self::$variant),)*
-                    _ => None,
-                }
-            }
-
-            fn fields(&self) -> (&'static str, Vec<$crate::plan::Field>) {
-                match self {
-                    $(Self::$variant => ($name, Vec::new()),)*
-                }
-            }
-        }
-
-        $crate::plan::plan_text!($plan);
-    };
     ($plan:ident) => {
         impl ::std::fmt::Display for $plan {
             fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
@@ -110,9 +90,9 @@ macro_rules! plan_text {
         }
 
         impl ::std::str::FromStr for $plan {
-            type Err = $crate::ParsePlanError;
+            type Err = $crate::ParseNameError;
 
-            fn from_str(text: &str) -> ::std::result::Result<Self, $crate::ParsePlanError> {
+            fn from_str(text: &str) -> ::std::result::Result<Self, $crate::ParseNameError> {
                 $crate::plan::parse(text)
             }
         }
@@ -121,21 +101,25 @@ macro_rules! plan_text {
 
 pub(crate) use plan_text;
 
-/// Implements `from_name` and `Display` for an enum, by the names of its variants.
+/// Implements `Display` and `FromStr` for an enum, by the names of its variants. Errors call it by
+/// a noun, and list the names.
 macro_rules! names {
-    ($type:ident: $($variant:ident $name:literal)*) => {
+    ($type:ident $noun:literal $forms:literal: $($variant:ident $name:literal)*) => {
         impl $type {
-            /// Returns the variant that `Display` writes as `name`.
-            pub fn from_name(name: &str) -> Option<Self> {
-                match name {
-                    $($name => Some(Self::$variant),)*
-                    _ => None,
-                }
-            }
-
             fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)*
+                }
+            }
+        }
+
+        impl ::std::str::FromStr for $type {
+            type Err = $crate::ParseNameError;
+
+            fn from_str(text: &str) -> ::std::result::Result<Self, $crate::ParseNameError> {
+                match text {
+                    $($name => Ok(Self::$variant),)*
+                    _ => Err($crate::ParseNameError::new(text, $noun, $forms)),
                 }
             }
         }

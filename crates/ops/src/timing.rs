@@ -1,6 +1,8 @@
 //! The measurement that finds the fastest plan of an operation.
 
-use devcomm_host::{Communicator, Graph, Result, Stream};
+use devcomm_host::Graph;
+
+use crate::prelude::*;
 
 /// Returns the launches in the graph by which a plan is timed, and how often likely plans are timed
 /// again. Both are 1 on simulated GPUs, whose times mean nothing.

@@ -1,7 +1,7 @@
 //! Programs of products of matrices.
 
 use devcomm::{
-    AllGatherGemm, AllGatherGemmPlan, F8E4M3, Gemm, GemmAllReduce, GemmAllReducePlan, GemmPlan,
+    AllGatherGemm, AllGatherGemmPlan, F8E4M3, Gemm, GemmAllReducePlan, GemmOptions, GemmPlan,
     Result, Wire,
 };
 use devcomm_testing::simulated::Gpu;
@@ -68,7 +68,7 @@ fn gemm_allreduces(gpu: &Gpu<'_>, wire: Wire) -> Result<()> {
     let [m, n, k] = shape;
     let (a, b) = (gpu.buffer(&vec![bf16::ONE; m * k])?, gpu.buffer(&vec![bf16::ONE; n * k])?);
     let (c, stream) = (gpu.window(&vec![bf16::ZERO; m * n])?, gpu.stream()?);
-    let gemm = GemmAllReduce::options().wire(wire).build(gpu.communicator()?, &stream, m, n)?;
+    let gemm = GemmOptions::new().wire(wire).build(gpu.communicator()?, &stream, m, n)?;
     gemm.set_plan(Some(GemmAllReducePlan::Strips))?;
     (0..LAUNCHES).try_for_each(|_| gemm.launch(&a, &b, &c, shape))?;
     stream.synchronize()
@@ -88,7 +88,7 @@ fn wide_gemm_allreduces(gpu: &Gpu<'_>, wire: Wire) -> Result<()> {
     let [m, n, k] = shape;
     let (a, b) = (gpu.buffer(&vec![bf16::ONE; m * k])?, gpu.buffer(&vec![bf16::ONE; n * k])?);
     let (c, stream) = (gpu.window(&vec![bf16::ZERO; m * n])?, gpu.stream()?);
-    let gemm = GemmAllReduce::options().wire(wire).build(gpu.communicator()?, &stream, m, n)?;
+    let gemm = GemmOptions::new().wire(wire).build(gpu.communicator()?, &stream, m, n)?;
     gemm.set_plan(Some(GemmAllReducePlan::Wide))?;
     (0..2).try_for_each(|_| gemm.launch(&a, &b, &c, shape))?;
     stream.synchronize()

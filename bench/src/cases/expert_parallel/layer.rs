@@ -130,7 +130,7 @@ impl<'a> Layer<'a> {
     fn count_wrong_rows(&self) -> Result<usize> {
         let used = self.layout.offsets.last().map_or(0, |rows| *rows as usize);
         let got = read(&self.rows.slice(..used * self.batch.hidden)?)?;
-        let wrong = count_different(&read(&self.experts.offsets())?, &self.layout.offsets);
+        let wrong = count_different(&read(&self.experts.groups().offsets)?, &self.layout.offsets);
         Ok(wrong + self.batch.count_wrong_rows(&self.layout, &got))
     }
 }

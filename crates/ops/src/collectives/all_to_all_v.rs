@@ -1,15 +1,12 @@
 //! All-to-all with a length for each pair of ranks. One kernel sends the *short* messages, those
 //! that fit into the slots of Lamport messages. Long ones follow by a second kernel or by NCCL.
 
-use devcomm_host::{Buffer, DeviceSlice, Result, Stream, Window, group};
-use devcomm_kernels as kernels;
+use devcomm_host::group;
 use devcomm_kernels::collectives::{exchange, lamport_exchange_v, room};
-use devcomm_types::Element;
 
-use super::plan::{NOT_BY_NCCL, threads};
-use super::{Algorithm, CollectivePlan, Collectives, NOT_IN_WINDOW, Request, Workspace};
-use crate::check::{refuse, refuse_if};
-use crate::launch::LaunchWith;
+use super::plan::{SHORT, TO_WINDOW, threads};
+use super::{Algorithm, CollectivePlan, Collectives, NOT_IN_WINDOW, Workspace};
+use crate::prelude::*;
 
 /// The part of a buffer that belongs to each rank, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,35 +57,30 @@ impl Collectives {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for parts that are not one for
-    /// each rank, not within the buffer or overlap, for buffers of other contexts, and in a checked
-    /// world for counts or windows that do not match; those of the launch; as
-    /// [`Communicator::send`](devcomm_host::Communicator::send).
-    pub fn all_to_all_v<S, R>(
+    /// [`Error::InvalidInput`] for parts that are not one for each rank, not within the buffer or
+    /// overlap, for buffers of other contexts, and in a checked world for counts or windows that do
+    /// not match; those of the launch; as [`Communicator::send`](devcomm_host::Communicator::send).
+    pub fn all_to_all_v<T: Element>(
         &self,
-        send: &S,
+        send: &impl Buffer<Element = T>,
         sent: Parts<'_>,
-        recv: &R,
+        recv: &impl Buffer<Element = T>,
         received: Parts<'_>,
         stream: &Stream,
-    ) -> Result<()>
-    where
-        S: Buffer<Element: Element>,
-        R: Buffer<Element = S::Element>,
-    {
+    ) -> Result<()> {
         let me = self.communicator.rank();
         let sides = self.sides((send.device_slice(), sent), (recv.device_slice(), received))?;
         let [send, recv] = &sides;
         self.require_own(Some(&send.slice), &recv.slice, stream)?;
         let Some(workspace) = &self.workspace else {
-            self.compare_counts::<S::Element>([sent, received], None, usize::MAX)?;
+            self.compare_counts::<T>([sent, received], None, usize::MAX)?;
             return self.send_by_nccl(send, recv, stream, |_, _| true);
         };
         let ShortMessages { longest, used, plan } = self.short_messages(workspace, &sides);
         let is_long = |bytes: usize| bytes > longest;
         let window = Window::<u8>::containing(&recv.slice);
         let number = window.as_ref().map(|(window, _)| window.number());
-        self.compare_counts::<S::Element>([sent, received], number, longest)?;
+        self.compare_counts::<T>([sent, received], number, longest)?;
         let _turn = self.order.begin(stream)?;
         let Workspace { dev_comm: comm, options, memory, offers, arrived, .. } = workspace;
         let [input, output] = [send, recv].map(|side| side.slice.device_address());
@@ -121,9 +113,8 @@ impl Collectives {
                 let bytes = std::array::from_fn(|rank| output.len_of(rank).unwrap_or(0));
                 let destination = exchange::Target { number: output.number() as usize, bytes };
                 let args = (comm, input, &output, destination, longest, from, to, offers, arrived);
-                let threads = options.threads(room::PUSH_EXCHANGE_V);
-                let (algorithm, blocks) = (Algorithm::Push, options.blocks());
-                let config = options.config(CollectivePlan { algorithm, blocks, threads });
+                let plan = workspace.plan(Algorithm::Push, room::PUSH_EXCHANGE_V);
+                let config = options.config(plan);
                 // SAFETY: `sides` has checked the parts, and `_turn` orders the launches, as above.
                 unsafe { kernels::push_exchange_v::launch(args, config, &target) }
             }
@@ -149,20 +140,20 @@ impl Collectives {
         Ok([send, recv])
     }
 
-    /// Returns the request, for `explain`: that of the long messages, or of the short ones if this
-    /// rank sends and receives no long ones.
-    pub(super) fn request_exchange_v<T: Element>(&self, sides: &[Side<'_, T>; 2]) -> Request {
+    /// Returns how the long messages are sent, or the short ones if this rank sends and receives no
+    /// long ones, and why.
+    pub(super) fn explain_exchange_v<T: Element>(&self, sides: &[Side<'_, T>; 2]) -> Explanation {
+        let how = |plan, reason| Explanation { plan, reason };
         let Some(workspace) = &self.workspace else {
-            return Request::by_nccl(None, self.unreached());
+            return how(CollectivePlan::NCCL, self.unreached());
         };
         let ShortMessages { longest, plan, .. } = self.short_messages(workspace, sides);
         match (self.has_long(sides, longest), Window::<u8>::containing(&sides[1].slice)) {
-            (false, _) => Request::fixed(plan),
-            (true, None) => Request::by_nccl(None, NOT_IN_WINDOW),
-            (true, Some(_)) => Request {
-                push: Some(workspace.grid(room::PUSH_EXCHANGE_V)),
-                ..Request::by_nccl(None, NOT_BY_NCCL)
-            },
+            (false, _) => how(plan, SHORT),
+            (true, None) => how(CollectivePlan::NCCL, NOT_IN_WINDOW),
+            (true, Some(_)) => {
+                how(workspace.plan(Algorithm::Push, room::PUSH_EXCHANGE_V), TO_WINDOW)
+            }
         }
     }
 
@@ -270,45 +261,41 @@ impl<T: Element> Side<'_, T> {
 
     /// Fails if the parts to receive in overlap each other, or those to send.
     fn require_apart(&self, send: &Self) -> Result<()> {
-        let parts = |side: &Self| -> Vec<(u64, u64, usize)> {
-            let Parts { counts, offsets } = side.parts;
-            let (first, size) = (side.slice.device_address(), size_of::<T>());
-            let part = |(rank, (&count, &offset)): (usize, (&usize, &usize))| {
-                let from = first + (offset * size) as u64;
-                (from, from + (count * size) as u64, rank)
-            };
-            let parts = counts.iter().zip(offsets).enumerate().map(part);
-            let mut parts: Vec<_> = parts.filter(|(from, to, _)| from < to).collect();
-            parts.sort_unstable();
-            parts
-        };
-        let received = parts(self);
+        let received = self.ranges();
         if let Some([(.., one), (.., other)]) =
             received.array_windows().find(|[(_, to, _), (from, ..)]| from < to)
         {
             return refuse(format!("the parts to receive from ranks {one} and {other} in overlap"));
         }
-        if !self.slice.overlaps(&send.slice) {
-            return Ok(());
+        let sent = if self.slice.overlaps(&send.slice) { send.ranges() } else { Vec::new() };
+        for (from, to, source) in received {
+            let overlapped = sent.iter().find(|(first, end, _)| *first < to && from < *end);
+            if let Some((.., destination)) = overlapped {
+                return refuse(format!(
+                    "the part to receive from rank {source} in overlaps that to send to rank \
+                     {destination}"
+                ));
+            }
         }
-        let sent = parts(send);
-        let overlapped = |(from, to, _): &&(u64, u64, usize)| {
-            sent.iter().find(|(first, end, _)| first < to && from < end)
-        };
-        match received.iter().find_map(|part| Some((part.2, overlapped(&part)?.2))) {
-            None => Ok(()),
-            Some((from, to)) => refuse(format!(
-                "the part to receive from rank {from} in overlaps that to send to rank {to}"
-            )),
-        }
+        Ok(())
     }
 
-    /// Returns the bytes of each part.
+    /// Returns where the parts that are not empty begin and end, and their ranks, by address.
+    fn ranges(&self) -> Vec<(u64, u64, usize)> {
+        let at = |index: usize| self.slice.device_address() + (index * size_of::<T>()) as u64;
+        let Parts { counts, offsets } = self.parts;
+        let ranges = counts.iter().zip(offsets).enumerate();
+        let ranges = ranges.filter(|(_, (count, _))| **count > 0);
+        let mut ranges: Vec<_> =
+            ranges.map(|(rank, (count, offset))| (at(*offset), at(offset + count), rank)).collect();
+        ranges.sort_unstable();
+        ranges
+    }
+
     fn sizes(&self) -> impl Iterator<Item = usize> {
         self.parts.counts.iter().map(|count| count * size_of::<T>())
     }
 
-    /// Returns the bytes of a rank's part.
     fn size(&self, rank: usize) -> usize {
         self.parts.counts[rank] * size_of::<T>()
     }
@@ -331,53 +318,4 @@ impl<T: Element> Side<'_, T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use devcomm_host::{Rank, Simulation, World};
-
-    use super::*;
-    use crate::{Collective, CollectivesOptions};
-
-    #[test]
-    fn a_long_part_for_the_rank_itself_is_no_long_message() {
-        let run = |rank: &Rank| {
-            let (comm, stream) = (rank.communicator()?, rank.stream()?);
-            let collectives = CollectivesOptions::new().lamport_bytes(1024).build(comm)?;
-            let (send, recv) = (comm.mem_alloc::<f32>(4000)?, comm.mem_alloc::<f32>(4000)?);
-            let how = |own: usize, other: usize| {
-                let mut counts = [other; 2];
-                counts[rank.rank()] = own;
-                let parts = Parts { counts: &counts, offsets: &[0, 2000] };
-                let call = Collective::all_to_all_v(&send, parts, &recv, parts);
-                collectives.all_to_all_v(&send, parts, &recv, parts, &stream)?;
-                collectives.explain(&call).map(|how| how.plan.algorithm)
-            };
-            assert_eq!(how(2000, 3)?, Algorithm::Lamport);
-            assert_eq!(how(3, 2000)?, Algorithm::Nccl);
-            stream.synchronize()
-        };
-        World::simulated(2).unwrap().run(run).unwrap();
-    }
-
-    #[test]
-    fn in_an_unchecked_world_wrong_counts_cut_a_message_or_wait_for_ever() {
-        let exchange = |sent: usize, received: usize| {
-            let run = |rank: &Rank| {
-                let (comm, stream) = (rank.communicator()?, rank.stream()?);
-                let collectives = CollectivesOptions::new().lamport_bytes(8192).build(comm)?;
-                let (send, recv) = (comm.mem_alloc::<f32>(1000)?, comm.mem_alloc::<f32>(1000)?);
-                let [to, from] = match rank.rank() {
-                    0 => [[0, sent], [0; 2]],
-                    _ => [[0; 2], [received, 0]],
-                };
-                let [to, from] = [&to, &from].map(|counts| Parts { counts, offsets: &[0; 2] });
-                collectives.all_to_all_v(&send, to, &recv, from, &stream)?;
-                stream.synchronize()
-            };
-            let world = World::builder().checked(false).simulate(Simulation::new(2));
-            world.from_env().unwrap().run(run).map_err(|error| error.to_string())
-        };
-        exchange(1000, 10).unwrap();
-        let error = exchange(10, 1000).unwrap_err();
-        assert!(error.contains("of a Lamport session"), "{error}");
-    }
-}
+mod tests;

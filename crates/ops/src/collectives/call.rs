@@ -1,16 +1,13 @@
 //! Calls of collectives as values, which can be explained and enqueued.
 
-use devcomm_host::{
-    Buffer, DeviceSlice, KernelsOn, LaunchConfig, ReduceOperator, Result, Stream, Window,
-};
-use devcomm_types::Element;
+use devcomm_host::{KernelsOn, ReduceOperator};
 
 use super::exchange::{Exchange, Pattern};
-use super::plan::Request;
+use super::plan::{Choice, Request};
 use super::reduce::Reduce;
 use super::{CollectivePlan, Collectives, Parts, Workspace};
 use crate::CollectiveKind::{self, AllReduce, ReduceScatter};
-use crate::check::refuse;
+use crate::prelude::*;
 
 /// A collective with its buffers, of elements `T`.
 pub(super) trait Call<T> {
@@ -42,7 +39,6 @@ pub(super) struct Launch<'a> {
 }
 
 impl<'a> Launch<'a> {
-    /// Returns the shape of a dependent launch.
     pub(super) fn config(&self) -> LaunchConfig {
         self.workspace.options.config(self.plan)
     }
@@ -52,22 +48,17 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// Returns the window that a buffer is in, with elements `W`, and the buffer's first index there.
-pub(super) fn window<W: Element, T: Element>(
-    what: &str,
-    slice: &DeviceSlice<T>,
-) -> Result<(Window<W>, usize)> {
-    match Window::containing(slice) {
-        Some(window) => Ok(window),
-        None => refuse(format!("the buffer {what} is in no window")),
-    }
-}
-
 impl Collectives {
-    /// Enqueues a collective by a kernel, once its buffers are checked and, in a checked world, its
-    /// terms compared; `false` if NCCL has to do it.
-    pub(super) fn by_kernel<T>(&self, call: &impl Call<T>, stream: &Stream) -> Result<bool> {
-        let Some((workspace, plan)) = self.kernel(&call.request(self)) else { return Ok(false) };
+    /// Enqueues a collective: by a kernel, once its buffers are checked and, in a checked world,
+    /// its terms compared, or by NCCL.
+    pub(super) fn run<T>(
+        &self,
+        call: &impl Call<T>,
+        stream: &Stream,
+        by_nccl: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let plan = self.decide(&call.request(self)).plan;
+        let Some(workspace) = self.memory_of(plan) else { return by_nccl() };
         let (send, recv) = call.buffers();
         self.require_own(send, recv, stream)?;
         self.compare(plan, || call.terms())?;
@@ -75,7 +66,6 @@ impl Collectives {
         // SAFETY: `request` has checked the buffers and chosen the plan for them; dropping a buffer
         // waits for the stream. `_turn` orders the launches that use the workspace.
         unsafe { call.launch(&Launch { collectives: self, workspace, plan, stream }) }
-            .map(|()| true)
     }
 
     /// Returns the request of a message of `bytes` that is sent in one step if its `slots` are not
@@ -94,7 +84,7 @@ impl Collectives {
             slots: is_short.then_some(slots as u32),
             most_blocks: self.multiprocessors(),
             most_threads: options.threads(room),
-            ..Request::by_nccl(Some(kind), super::NOT_IN_WINDOW)
+            ..Request::by_nccl(kind, super::NOT_IN_WINDOW)
         }
     }
 }
@@ -112,16 +102,12 @@ impl Collectives {
 /// # Ok(())
 /// # }
 /// ```
-pub struct Collective<'a>(Box<MakeRequest<'a>>);
+pub struct Collective<'a>(Box<Choose<'a>>);
 
-type MakeRequest<'a> = dyn Fn(&Collectives) -> Result<Request> + 'a;
+type Choose<'a> = dyn Fn(&Collectives) -> Result<Choice> + 'a;
 
 impl<'a> Collective<'a> {
-    fn new(request: impl Fn(&Collectives) -> Result<Request> + 'a) -> Self {
-        Self(Box::new(request))
-    }
-
-    pub(super) fn request(&self, collectives: &Collectives) -> Result<Request> {
+    pub(super) fn choice(&self, collectives: &Collectives) -> Result<Choice> {
         (self.0)(collectives)
     }
 
@@ -132,10 +118,7 @@ impl<'a> Collective<'a> {
         R: Buffer<Element = S::Element>,
         O: ReduceOperator<S::Element> + 'a,
     {
-        let (send, recv) = (send.device_slice(), recv.device_slice());
-        Self::new(move |collectives| {
-            Ok(Reduce::new(collectives, AllReduce, [&send, &recv], &op)?.request(collectives))
-        })
+        Self::reduce(AllReduce, send, recv, op)
     }
 
     /// Describes a call of [`Collectives::reduce_scatter`].
@@ -145,10 +128,20 @@ impl<'a> Collective<'a> {
         R: Buffer<Element = S::Element>,
         O: ReduceOperator<S::Element> + 'a,
     {
+        Self::reduce(ReduceScatter, send, recv, op)
+    }
+
+    fn reduce<T: Element>(
+        kind: CollectiveKind,
+        send: &impl Buffer<Element = T>,
+        recv: &impl Buffer<Element = T>,
+        op: impl ReduceOperator<T> + 'a,
+    ) -> Self {
         let (send, recv) = (send.device_slice(), recv.device_slice());
-        Self::new(move |collectives| {
-            Ok(Reduce::new(collectives, ReduceScatter, [&send, &recv], &op)?.request(collectives))
-        })
+        Self(Box::new(move |collectives| {
+            let reduce = Reduce::new(collectives, kind, [&send, &recv], &op)?;
+            Ok(Choice::Open(reduce.request(collectives)))
+        }))
     }
 
     /// Describes a call of [`Collectives::all_gather`].
@@ -157,7 +150,8 @@ impl<'a> Collective<'a> {
         S: Buffer<Element: Element>,
         R: Buffer<Element = S::Element>,
     {
-        Self::exchange(Exchange::new(Pattern::AllGather, Some(send.device_slice()), recv))
+        let (send, recv) = (send.device_slice(), recv.device_slice());
+        Self::exchange(Pattern::AllGather, Some(send), recv)
     }
 
     /// Describes a call of [`Collectives::broadcast`].
@@ -165,11 +159,7 @@ impl<'a> Collective<'a> {
     where
         R: Buffer<Element: Element>,
     {
-        let recv = recv.device_slice();
-        Self::new(move |collectives| {
-            let send = send.clone().filter(|_| collectives.communicator.rank() == root);
-            Ok(Exchange::new(Pattern::Broadcast { root }, send, &recv).request(collectives))
-        })
+        Self::exchange(Pattern::Broadcast { root }, send, recv.device_slice())
     }
 
     /// Describes a call of [`Collectives::all_to_all`].
@@ -178,11 +168,19 @@ impl<'a> Collective<'a> {
         S: Buffer<Element: Element>,
         R: Buffer<Element = S::Element>,
     {
-        Self::exchange(Exchange::new(Pattern::AllToAll, Some(send.device_slice()), recv))
+        let (send, recv) = (send.device_slice(), recv.device_slice());
+        Self::exchange(Pattern::AllToAll, Some(send), recv)
     }
 
-    fn exchange<T: Element>(exchange: Exchange<T>) -> Self {
-        Self::new(move |collectives| Ok(exchange.request(collectives)))
+    fn exchange<T: Element>(
+        pattern: Pattern,
+        send: Option<DeviceSlice<T>>,
+        recv: DeviceSlice<T>,
+    ) -> Self {
+        Self(Box::new(move |collectives| {
+            let exchange = Exchange::new(collectives, pattern, (send.clone(), recv.clone()));
+            Ok(Choice::Open(exchange.request(collectives)))
+        }))
     }
 
     /// Describes a call of [`Collectives::all_to_all_v`].
@@ -192,24 +190,25 @@ impl<'a> Collective<'a> {
         R: Buffer<Element = S::Element>,
     {
         let (send, recv) = (send.device_slice(), recv.device_slice());
-        Self::new(move |collectives| {
+        Self(Box::new(move |collectives| {
             let sides = collectives.sides((send.clone(), sent), (recv.clone(), received))?;
-            Ok(collectives.request_exchange_v(&sides))
-        })
+            Ok(Choice::Fixed(collectives.explain_exchange_v(&sides)))
+        }))
     }
 
     /// Describes a call of [`Collectives::all_reduce_rmsnorm`]. With the input as the output, the
     /// plans are also those of its quantised form.
-    pub fn all_reduce_rmsnorm<I, R, W, O>(input: &I, residual: &R, weight: &W, output: &O) -> Self
-    where
-        I: Buffer<Element: Element>,
-        R: Buffer<Element = I::Element>,
-        W: Buffer<Element = I::Element>,
-        O: Buffer<Element = I::Element>,
-    {
+    pub fn all_reduce_rmsnorm<T: Element>(
+        input: &impl Buffer<Element = T>,
+        residual: &impl Buffer<Element = T>,
+        weight: &impl Buffer<Element = T>,
+        output: &impl Buffer<Element = T>,
+    ) -> Self {
         let buffers = [input.device_slice(), residual.device_slice(), weight.device_slice()];
         let output = output.device_slice();
-        Self::new(move |collectives| Ok(collectives.request_rmsnorm(&buffers, &output)?.0))
+        Self(Box::new(move |collectives| {
+            Ok(Choice::Fixed(collectives.explain_rmsnorm(&buffers, &output)?.0))
+        }))
     }
 }
 

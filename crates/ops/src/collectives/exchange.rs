@@ -1,15 +1,13 @@
 //! All-gather, broadcast and all-to-all, of elements of any type.
 
-use devcomm_host::{Buffer, DeviceSlice, Result, Stream, Window};
-use devcomm_kernels as kernels;
 use devcomm_kernels::collectives::exchange::{Messages, MessagesArgs};
 use devcomm_kernels::collectives::{lamport_exchange, room};
-use devcomm_types::Element;
 
-use super::call::{Call, Launch, window};
+use super::call::{Call, Launch};
 use super::{Algorithm, Collectives, INVALID, Request, Workspace};
 use crate::CollectiveKind;
-use crate::launch::LaunchWith;
+use crate::check::window;
+use crate::prelude::*;
 
 /// The ranks to which a rank sends, and the part of its buffer that each gets.
 #[derive(Clone, Copy, Debug)]
@@ -28,63 +26,45 @@ pub(super) struct Exchange<T> {
 
 impl Collectives {
     /// Stores all ranks' `send` to every rank's `recv`, in rank order: its length is that of `send`
-    /// times the number of ranks. In place, `send` is this rank's chunk of `recv`.
-    ///
-    /// # Errors
-    ///
-    /// As [`Communicator::all_gather`](devcomm_host::Communicator::all_gather).
+    /// times the number of ranks. In place, `send` is this rank's chunk of `recv`. Errors are those
+    /// of [`Communicator::all_gather`](devcomm_host::Communicator::all_gather).
     pub fn all_gather<S, R>(&self, send: &S, recv: &R, stream: &Stream) -> Result<()>
     where
         S: Buffer<Element: Element>,
         R: Buffer<Element = S::Element>,
     {
-        let exchange = Exchange::new(Pattern::AllGather, Some(send.device_slice()), recv);
-        match self.by_kernel(&exchange, stream)? {
-            true => Ok(()),
-            false => self.communicator.all_gather(send, recv, stream),
-        }
+        let buffers = (Some(send.device_slice()), recv.device_slice());
+        let exchange = Exchange::new(self, Pattern::AllGather, buffers);
+        self.run(&exchange, stream, || self.communicator.all_gather(send, recv, stream))
     }
 
     /// Stores `root`'s `send` to every rank's `recv`; both have the same length. The other ranks'
-    /// `send` is not used and may be `None`. In place, `root`'s `send` is its `recv`.
-    ///
-    /// # Errors
-    ///
-    /// As [`Communicator::broadcast`](devcomm_host::Communicator::broadcast).
-    pub fn broadcast<R>(
+    /// `send` is not used and may be `None`. In place, `root`'s `send` is its `recv`. Errors are
+    /// those of [`Communicator::broadcast`](devcomm_host::Communicator::broadcast).
+    pub fn broadcast<T: Element>(
         &self,
-        send: Option<DeviceSlice<R::Element>>,
-        recv: &R,
+        send: Option<DeviceSlice<T>>,
+        recv: &impl Buffer<Element = T>,
         root: usize,
         stream: &Stream,
-    ) -> Result<()>
-    where
-        R: Buffer<Element: Element>,
-    {
-        let send = send.filter(|_| self.communicator.rank() == root);
-        let exchange = Exchange::new(Pattern::Broadcast { root }, send, recv);
-        match self.by_kernel(&exchange, stream)? {
-            true => Ok(()),
-            false => self.communicator.broadcast(exchange.send, recv, root, stream),
-        }
+    ) -> Result<()> {
+        let buffers = (send, recv.device_slice());
+        let exchange = Exchange::new(self, Pattern::Broadcast { root }, buffers);
+        let send = || exchange.send.clone();
+        self.run(&exchange, stream, || self.communicator.broadcast(send(), recv, root, stream))
     }
 
     /// Stores chunk `r` of rank `i`'s `send` to chunk `i` of rank `r`'s `recv`; both have the same
-    /// length, one chunk per rank. Not in place.
-    ///
-    /// # Errors
-    ///
-    /// As [`Communicator::all_to_all`](devcomm_host::Communicator::all_to_all).
+    /// length, one chunk per rank. Not in place. Errors are those of
+    /// [`Communicator::all_to_all`](devcomm_host::Communicator::all_to_all).
     pub fn all_to_all<S, R>(&self, send: &S, recv: &R, stream: &Stream) -> Result<()>
     where
         S: Buffer<Element: Element>,
         R: Buffer<Element = S::Element>,
     {
-        let exchange = Exchange::new(Pattern::AllToAll, Some(send.device_slice()), recv);
-        match self.by_kernel(&exchange, stream)? {
-            true => Ok(()),
-            false => self.communicator.all_to_all(send, recv, stream),
-        }
+        let buffers = (Some(send.device_slice()), recv.device_slice());
+        let exchange = Exchange::new(self, Pattern::AllToAll, buffers);
+        self.run(&exchange, stream, || self.communicator.all_to_all(send, recv, stream))
     }
 }
 
@@ -99,11 +79,16 @@ impl Pattern {
 }
 
 impl<T: Element> Exchange<T> {
-    pub(super) fn new<R>(pattern: Pattern, send: Option<DeviceSlice<T>>, recv: &R) -> Self
-    where
-        R: Buffer<Element = T>,
-    {
-        Self { pattern, send, recv: recv.device_slice() }
+    pub(super) fn new(
+        collectives: &Collectives,
+        pattern: Pattern,
+        (send, recv): (Option<DeviceSlice<T>>, DeviceSlice<T>),
+    ) -> Self {
+        let is_sender = match pattern {
+            Pattern::Broadcast { root } => collectives.communicator.rank() == root,
+            _ => true,
+        };
+        Self { pattern, send: send.filter(|_| is_sender), recv }
     }
 
     /// Returns whether the message is not empty, lengths match, and buffers overlap only in place.
@@ -159,7 +144,7 @@ impl<T: Element> Call<T> for Exchange<T> {
 
     fn request(&self, collectives: &Collectives) -> Request {
         let (ranks, rank) = (collectives.communicator.n_ranks(), collectives.communicator.rank());
-        let by_nccl = |reason| Request::by_nccl(Some(self.pattern.kind()), reason);
+        let by_nccl = |reason| Request::by_nccl(self.pattern.kind(), reason);
         let Some(workspace) = &collectives.workspace else {
             return by_nccl(collectives.unreached());
         };
@@ -173,7 +158,7 @@ impl<T: Element> Call<T> for Exchange<T> {
             is_pushed && self.is_aligned(bytes) && Window::<u8>::index_of(&self.recv).is_some();
         let (slots, room) = (lamport_exchange::slots(bytes), room::LAMPORT_EXCHANGE);
         Request {
-            push: pushes.then(|| workspace.grid(room::PUSH_EXCHANGE)),
+            push: pushes.then(|| workspace.plan(Algorithm::Push, room::PUSH_EXCHANGE)),
             ..collectives.in_one_step(workspace, kind, bytes, slots, room)
         }
     }
@@ -198,7 +183,7 @@ impl<T: Element> Call<T> for Exchange<T> {
                 }
             };
         }
-        let (output, first) = window::<u8, T>("to receive in", &self.recv)?;
+        let (output, first) = window::<u8, T>("the buffer to receive in", &self.recv)?;
         // Only the root of a broadcast gets here with such an input, and sends its output instead.
         if let Some(send) = self.send.as_ref().filter(|_| !input.is_multiple_of(16)) {
             launch.stream.copy(send, &self.recv)?;

@@ -31,23 +31,17 @@ mod rmsnorm;
 use std::cell::Cell;
 use std::sync::Arc;
 
-use devcomm_host::{
-    CollectiveCall, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, Kernels,
-    LaunchConfig, Result, Stream, StreamOrder, SymmetricBuffer, Window,
-};
-use devcomm_kernels as kernels;
+use devcomm_host::CollectiveCall;
 use devcomm_kernels::collectives::push_allreduce;
-use devcomm_types::Kernel;
 
 pub use self::all_to_all_v::Parts;
 pub use self::call::Collective;
 pub use self::plan::{Algorithm, CollectiveKind, CollectivePlan};
-use self::plan::{Grid, Request, Table};
+use self::plan::{Choice, Request, Table};
 use self::reduce::most_pushed;
 use crate::agree::{hash, is_single_lsa_team, or_default};
-use crate::check::{refuse, require_context};
 use crate::lamport::LamportMemory;
-use crate::{Explanation, KERNELS};
+use crate::prelude::*;
 
 /// Collectives on a communicator: by kernels where load and store reach all ranks, and otherwise by
 /// NCCL.
@@ -88,9 +82,7 @@ pub struct Collectives {
     /// Whether a rank's GPU is older than Hopper: then `compiled` are the [`PORTABLE`] kernels.
     is_older: bool,
     order: Arc<StreamOrder>,
-    /// Measured plans.
     table: Table,
-    /// The plan of [`set_plan`](Self::set_plan).
     plan: Cell<Option<CollectivePlan>>,
 }
 
@@ -151,10 +143,6 @@ impl CollectivesOptions {
     }
 
     /// Creates the collectives, as [`Collectives::new`] does.
-    ///
-    /// # Errors
-    ///
-    /// As [`Collectives::new`].
     pub fn build(self, comm: &Communicator) -> Result<Collectives> {
         let order = || StreamOrder::concurrent(comm.context(), self.concurrent).map(Arc::new);
         let built = self.build_in(comm, order)?;
@@ -334,7 +322,6 @@ const INVALID: &str = "as there is nothing to send, or the buffers do not match"
 const UNREDUCED: &str = "as no kernel reduces this type by this operator";
 const NOT_IN_WINDOW: &str = "as the message is too long for one step, and not aligned in a window";
 
-/// The call that all ranks make together.
 const NAME: &str = "Collectives::new";
 
 impl Collectives {
@@ -358,17 +345,19 @@ impl Collectives {
     ///
     /// Those of the call that come before the choice, for example a buffer of another context.
     pub fn explain(&self, call: &Collective<'_>) -> Result<Explanation> {
-        Ok(self.decide(&call.request(self)?))
+        Ok(match call.choice(self)? {
+            Choice::Fixed(how) => how,
+            Choice::Open(request) => self.decide(&request),
+        })
     }
 
     /// Returns the plans by which a call can be done, for [`set_plan`](Self::set_plan). The first
-    /// one is taken if none is set.
-    ///
-    /// # Errors
-    ///
-    /// As [`explain`](Self::explain).
+    /// one is taken if none is set. Errors are those of [`explain`](Self::explain).
     pub fn plans(&self, call: &Collective<'_>) -> Result<Vec<CollectivePlan>> {
-        call.request(self).map(|request| request.candidates(self.table.find(&request)))
+        Ok(match call.choice(self)? {
+            Choice::Fixed(how) => vec![how.plan],
+            Choice::Open(request) => request.candidates(self.table.find(&request)),
+        })
     }
 
     /// Uses this plan for every operation that it fits, with the blocks that its size needs, except
@@ -382,21 +371,18 @@ impl Collectives {
     /// Returns how an operation is done, and why.
     fn decide(&self, request: &Request) -> Explanation {
         let how = |reason| move |plan| Explanation { plan, reason };
-        let set = self.plan.get().filter(|_| request.kind.is_some());
-        let set = set.and_then(|plan| request.adapt(plan)).map(how("as it was set"));
+        let set = self.plan.get().and_then(|plan| request.adapt(plan)).map(how("as it was set"));
         let measured = || self.table.find(request).map(how("as was fastest on this kind of GPU"));
         set.or_else(measured).unwrap_or_else(|| request.model())
     }
 
-    /// Returns why there is no workspace.
     fn unreached(&self) -> &'static str {
         if self.is_older { OLDER } else { UNREACHED }
     }
 
-    /// Returns the kernel's memory and plan, unless NCCL does the operation.
-    fn kernel(&self, request: &Request) -> Option<(&Workspace, CollectivePlan)> {
-        let plan = self.decide(request).plan;
-        self.workspace.as_ref().filter(|_| plan.algorithm != Algorithm::Nccl).zip(Some(plan))
+    /// Returns the memory of a plan's kernel, unless NCCL does the operation.
+    fn memory_of(&self, plan: CollectivePlan) -> Option<&Workspace> {
+        self.workspace.as_ref().filter(|_| plan.algorithm != Algorithm::Nccl)
     }
 
     /// Compares a kernel's operation with those of the other ranks, if the world
@@ -420,17 +406,16 @@ impl Collectives {
         require_context("the buffer to receive in", recv.context(), own)
     }
 
-    /// Returns the multiprocessors of this rank's GPU.
     fn multiprocessors(&self) -> u32 {
         self.communicator.context().limits().multiprocessors
     }
 }
 
 impl Workspace {
-    /// Returns the grid of a kernel with barriers; a multiprocessor has room for `room` threads.
-    fn grid(&self, room: u32) -> Grid {
-        let blocks = self.options.blocks();
-        Grid { blocks, threads: self.options.threads(room), allowed: [1, blocks] }
+    /// Returns the plan of a kernel with barriers; a multiprocessor has room for `room` threads.
+    fn plan(&self, algorithm: Algorithm, room: u32) -> CollectivePlan {
+        let (blocks, threads) = (self.options.blocks(), self.options.threads(room));
+        CollectivePlan { algorithm, blocks, threads }
     }
 
     fn new(comm: &Communicator, options: CollectivesOptions) -> Result<Self> {

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use devcomm_host::DataType;
 
-use crate::Explanation;
 use crate::plan::{Field, H100, H200, PlanText, names, plan_text};
+use crate::prelude::*;
 
 /// How a collective is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,7 +21,10 @@ pub enum Algorithm {
     Nccl,
 }
 
-names!(Algorithm: Lamport "lamport" Push "push" Pull "pull" Nccl "nccl");
+names! {
+    Algorithm "algorithm" "lamport, push, pull or nccl":
+    Lamport "lamport" Push "push" Pull "pull" Nccl "nccl"
+}
 
 /// A collective that tables of measurements may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -39,8 +42,11 @@ pub enum CollectiveKind {
     Broadcast,
 }
 
-names!(CollectiveKind: AllReduce "all-reduce" ReduceScatter "reduce-scatter" AllGather "all-gather"
-    AllToAll "all-to-all" Broadcast "broadcast");
+names! {
+    CollectiveKind "collective" "all-reduce, reduce-scatter, all-gather, all-to-all or broadcast":
+    AllReduce "all-reduce" ReduceScatter "reduce-scatter" AllGather "all-gather"
+    AllToAll "all-to-all" Broadcast "broadcast"
+}
 
 /// An algorithm with its grid. As text: `lamport:16x128` has 16 blocks of 128 threads; `nccl` has
 /// no grid.
@@ -66,7 +72,7 @@ impl PlanText for CollectivePlan {
         "nccl, or lamport, push or pull with a grid, such as lamport:16x128";
 
     fn from_fields(name: &str, fields: &[Field]) -> Option<Self> {
-        let algorithm = Algorithm::from_name(name)?;
+        let algorithm = name.parse().ok()?;
         match (algorithm, fields) {
             (Algorithm::Nccl, []) => Some(Self::NCCL),
             (Algorithm::Nccl, _) => None,
@@ -82,13 +88,19 @@ impl PlanText for CollectivePlan {
     }
 }
 
+/// How a call is done.
+pub(super) enum Choice {
+    /// The plan follows from the arguments.
+    Fixed(Explanation),
+    /// The plan is the one that was set or measured, or that of the model.
+    Open(Request),
+}
+
 /// What is asked for, and the kernels that can do it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
-    /// `None` if no table has the operation: its plan follows from the arguments.
-    pub(super) kind: Option<CollectiveKind>,
+    pub(super) kind: CollectiveKind,
     pub(super) data_type: DataType,
-    /// The length of a message.
     pub(super) bytes: usize,
     /// The slots that a message uses, if it can be sent in one step.
     pub(super) slots: Option<u32>,
@@ -97,31 +109,20 @@ pub(super) struct Request {
     /// The most blocks in one step, and threads of a block.
     pub(super) most_blocks: u32,
     pub(super) most_threads: u32,
-    /// Threads of a block in one step, if there is no choice.
-    pub(super) threads: Option<u32>,
-    /// The grid of the kernel that stores to the peers, if it can do the operation.
-    pub(super) push: Option<Grid>,
-    /// The grid of the kernel that loads from the peers, if it can do the operation.
-    pub(super) pull: Option<Grid>,
-    /// Why NCCL does what no kernel can, or [`NOT_BY_NCCL`].
+    /// The plan with the most blocks that stores to the peers, if a kernel can do the operation so.
+    pub(super) push: Option<CollectivePlan>,
+    /// The plan with the most blocks that loads from the peers, if a kernel can do so.
+    pub(super) pull: Option<CollectivePlan>,
+    /// Why NCCL does what no kernel can.
     pub(super) nccl: &'static str,
 }
 
-/// The reason of a request that a kernel can do: [`Request::model`] does not return it.
-pub(super) const NOT_BY_NCCL: &str = "";
-
-/// Blocks and threads.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Grid {
-    pub(super) blocks: u32,
-    pub(super) threads: u32,
-    /// The least and the most blocks for which the workspace has memory and barriers.
-    pub(super) allowed: [u32; 2],
-}
+pub(super) const SHORT: &str = "as the message is short";
+pub(super) const TO_WINDOW: &str = "as the message is long, and goes to a window";
 
 impl Request {
     /// Returns the request of an operation that only NCCL can do.
-    pub(super) fn by_nccl(kind: Option<CollectiveKind>, reason: &'static str) -> Self {
+    pub(super) fn by_nccl(kind: CollectiveKind, reason: &'static str) -> Self {
         Self {
             kind,
             data_type: DataType::Uint8,
@@ -130,53 +131,30 @@ impl Request {
             rows: None,
             most_blocks: 0,
             most_threads: 0,
-            threads: None,
             push: None,
             pull: None,
             nccl: reason,
         }
     }
 
-    /// Returns the request of an operation that only this plan and NCCL can do.
-    pub(super) fn fixed(plan: CollectivePlan) -> Self {
-        let CollectivePlan { blocks, threads, .. } = plan;
-        Self {
-            // A slot for each thread, of which `in_one_step` makes this plan.
-            slots: Some(blocks * threads),
-            most_blocks: blocks,
-            most_threads: threads,
-            threads: Some(threads),
-            ..Self::by_nccl(None, NOT_BY_NCCL)
-        }
-    }
-
     /// Returns the plan that is taken without measurements.
     pub(super) fn model(&self) -> Explanation {
-        let long = |algorithm, Grid { blocks, threads, .. }, reason| {
-            let plan = CollectivePlan { algorithm, blocks, threads };
-            Explanation { plan, reason }
-        };
+        let how = |plan, reason| Explanation { plan, reason };
         if let Some(slots) = self.slots {
             let plan = self.in_one_step(slots, threads(slots));
             // If a thread has at most `rows` vectors, the usual threads may be too few for all.
-            let plan = match self.can(plan) {
-                true => plan,
-                false => self.in_one_step(slots, self.most_threads),
-            };
-            return Explanation { plan, reason: "as the message is short" };
+            let is_enough = self.can(plan);
+            let plan = if is_enough { plan } else { self.in_one_step(slots, self.most_threads) };
+            return how(plan, SHORT);
         }
-        if let Some(grid) = self.push {
-            return long(Algorithm::Push, grid, "as the message is long, and goes to a window");
-        }
-        if let Some(grid) = self.pull {
-            return long(Algorithm::Pull, grid, "as the message is long and in a window");
-        }
-        Explanation { plan: CollectivePlan::NCCL, reason: self.nccl }
+        let push = self.push.map(|plan| how(plan, TO_WINDOW));
+        let pull = self.pull.map(|plan| how(plan, "as the message is long and in a window"));
+        push.or(pull).unwrap_or(how(CollectivePlan::NCCL, self.nccl))
     }
 
     /// Returns the plan in one step with a thread for each slot, up to the most blocks.
     fn in_one_step(&self, slots: u32, threads: u32) -> CollectivePlan {
-        let threads = self.threads.unwrap_or(threads.min(self.most_threads));
+        let threads = threads.min(self.most_threads);
         let blocks = slots.div_ceil(threads).min(self.most_blocks);
         CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads }
     }
@@ -184,23 +162,19 @@ impl Request {
     /// Returns whether the plan does what is asked for.
     fn can(&self, plan: CollectivePlan) -> bool {
         let CollectivePlan { algorithm, blocks, threads } = plan;
-        let fits = |grid: Option<Grid>| {
-            grid.is_some_and(|Grid { threads: fixed, allowed: [least, most], .. }| {
-                threads == fixed && (least..=most).contains(&blocks)
-            })
+        let is_within = |most: Option<CollectivePlan>| {
+            most.is_some_and(|most| threads == most.threads && (1..=most.blocks).contains(&blocks))
         };
         match algorithm {
             Algorithm::Lamport => self.slots.is_some_and(|slots| {
                 let all_threads = blocks.saturating_mul(threads);
-                let most = self.rows.unwrap_or(u32::MAX).saturating_mul(all_threads);
-                self.threads.unwrap_or(threads) == threads
-                    && threads <= self.most_threads
+                threads <= self.most_threads
                     && threads.is_multiple_of(32)
                     && blocks <= self.most_blocks
-                    && slots <= most
+                    && slots <= self.rows.unwrap_or(u32::MAX).saturating_mul(all_threads)
             }),
-            Algorithm::Push => fits(self.push),
-            Algorithm::Pull => fits(self.pull),
+            Algorithm::Push => is_within(self.push),
+            Algorithm::Pull => is_within(self.pull),
             Algorithm::Nccl => true,
         }
     }
@@ -234,18 +208,15 @@ impl Request {
     /// then that of the model.
     pub(super) fn candidates(&self, measured: Option<CollectivePlan>) -> Vec<CollectivePlan> {
         let mut plans: Vec<_> = measured.into_iter().chain([self.model().plan]).collect();
-        let in_one_step = self.slots.into_iter().flat_map(|slots| {
-            let useful = move |threads: &u32| *threads == 64 || threads / 2 < slots;
-            let all = [64, 128, 256, 448, 512].into_iter();
-            let all = all.filter(move |threads| *threads <= self.most_threads).filter(useful);
-            all.map(move |threads| self.in_one_step(slots, threads))
-        });
-        plans.extend(in_one_step);
-        for (algorithm, grid) in [(Algorithm::Push, self.push), (Algorithm::Pull, self.pull)] {
-            if let Some(Grid { blocks, threads, .. }) = grid {
-                let sizes = [blocks, 32, 64, 128];
-                plans.extend(sizes.map(|blocks| CollectivePlan { algorithm, blocks, threads }));
-            }
+        if let Some(slots) = self.slots {
+            let sizes = [64, 128, 256, 448, 512].into_iter();
+            let useful = sizes.filter(|threads| *threads <= self.most_threads);
+            let useful = useful.filter(|threads| *threads == 64 || threads / 2 < slots);
+            plans.extend(useful.map(|threads| self.in_one_step(slots, threads)));
+        }
+        for most in self.push.into_iter().chain(self.pull) {
+            let sizes = [most.blocks, 32, 64, 128];
+            plans.extend(sizes.map(|blocks| CollectivePlan { blocks, ..most }));
         }
         plans.push(CollectivePlan::NCCL);
         let mut known = HashSet::new();
@@ -287,15 +258,9 @@ impl Entry {
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split('#').next()?.split_whitespace();
         Some(Self {
-            kind: CollectiveKind::from_name(words.next()?)?,
+            kind: words.next()?.parse().ok()?,
             ranks: words.next()?.parse().ok()?,
-            data_type: match words.next()? {
-                "f32" => DataType::Float32,
-                "f16" => DataType::Float16,
-                "bf16" => DataType::Bfloat16,
-                "u8" => DataType::Uint8,
-                _ => return None,
-            },
+            data_type: DataType::from_name(words.next()?)?,
             bytes: words.next()?.parse().ok()?,
             plan: words.next()?.parse().ok()?,
         })
@@ -320,173 +285,11 @@ impl Table {
     pub(super) fn find(&self, request: &Request) -> Option<CollectivePlan> {
         let Request { kind, data_type, bytes, .. } = *request;
         let is_for = |entry: &&Entry| {
-            Some(entry.kind) == kind && entry.data_type == data_type && entry.bytes >= bytes
+            entry.kind == kind && entry.data_type == data_type && entry.bytes >= bytes
         };
         self.0.iter().find(is_for).and_then(|entry| request.adapt(entry.plan))
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use devcomm_kernels::collectives::room;
-
-    use super::*;
-    use crate::CollectivesOptions;
-
-    /// Returns the request of a message of `vectors`, which a kernel for long ones can push too.
-    fn request(vectors: u32) -> Request {
-        let grid = Grid { blocks: 48, threads: 512, allowed: [32, 64] };
-        Request {
-            bytes: 16 * vectors as usize,
-            slots: (vectors <= 1000).then_some(vectors),
-            most_blocks: 4,
-            most_threads: 512,
-            push: Some(grid),
-            ..Request::by_nccl(Some(CollectiveKind::AllToAll), "")
-        }
-    }
-
-    fn plan(text: &str) -> CollectivePlan {
-        text.parse().unwrap()
-    }
-
-    #[test]
-    fn tables_have_nothing_but_entries_and_comments() {
-        for (gpu, table) in TABLES {
-            for line in table.lines() {
-                let comment = line.trim().is_empty() || line.starts_with('#');
-                assert!(comment || Entry::parse(line).is_some(), "{gpu}: {line}");
-            }
-        }
-    }
-
-    #[test]
-    fn plans_are_read_as_they_are_written() {
-        for text in ["nccl", "lamport:16x128", "push:64x512", "pull:128x128"] {
-            assert_eq!(plan(text).to_string(), text);
-        }
-        for wrong in ["", "lamport", "nccl:1x32", "push:0x32", "pull:1", "ring:1x32"] {
-            let error = wrong.parse::<CollectivePlan>().unwrap_err();
-            assert!(error.to_string().contains(&format!("`{wrong}`")), "{error}");
-        }
-    }
-
-    #[test]
-    fn short_messages_are_sent_in_one_step_and_others_by_the_kernels_that_can() {
-        assert_eq!(request(3).model().plan, plan("lamport:1x64"));
-        assert_eq!(request(1000).model().plan, plan("lamport:4x128"));
-        assert_eq!(request(1001).model().plan, plan("push:48x512"));
-        let by_nccl = Request::by_nccl(None, "as it must").model();
-        assert_eq!(by_nccl.to_string(), "nccl, as it must");
-        let candidates =
-            request(300).candidates(None).iter().map(ToString::to_string).collect::<Vec<_>>();
-        let all =
-            ["lamport:3x128", "lamport:4x64", "lamport:2x256", "lamport:1x448", "lamport:1x512"];
-        assert_eq!(
-            candidates,
-            [&all[..], &["push:48x512", "push:32x512", "push:64x512", "nccl"]].concat()
-        );
-        let measured = request(300).candidates(Some(plan("lamport:2x256")));
-        assert_eq!(measured[..2], [plan("lamport:2x256"), plan("lamport:3x128")]);
-        assert_eq!(measured.len(), candidates.len());
-    }
-
-    #[test]
-    fn plans_of_several_objects_leave_room_for_each_other() {
-        const MULTIPROCESSORS: u32 = 132;
-        for (objects, (_, room)) in (2..=4).flat_map(|n| room::ALL.map(|kernel| (n, kernel))) {
-            let options = CollectivesOptions::new().concurrent(objects);
-            let most_threads = options.threads(room);
-            // One launch of an object runs, and the next one waits.
-            assert!(most_threads >= 64 && 2 * objects * most_threads <= room);
-            let blocks = options.blocks();
-            assert!(blocks <= MULTIPROCESSORS);
-            let grid = Grid { blocks, threads: most_threads, allowed: [1, blocks] };
-            let most_blocks = options.most_blocks(2, MULTIPROCESSORS);
-            assert_eq!(most_blocks, MULTIPROCESSORS);
-            let fits = |plan: &CollectivePlan| {
-                plan.blocks <= MULTIPROCESSORS && plan.threads <= most_threads
-            };
-            for slots in (0..24).map(|power| 1 << power) {
-                let bytes = 16 * slots as usize;
-                let request = Request {
-                    bytes,
-                    slots: Some(slots),
-                    most_blocks,
-                    most_threads,
-                    push: Some(grid),
-                    pull: Some(grid),
-                    ..Request::by_nccl(Some(CollectiveKind::AllReduce), "")
-                };
-                for (_, table) in TABLES {
-                    for entry in table.lines().filter_map(Entry::parse) {
-                        let adapted = request.adapt(entry.plan);
-                        assert!(adapted.is_some_and(|plan| fits(&plan)), "{:?}", entry.plan);
-                    }
-                }
-                let candidates = request.candidates(None);
-                assert!(candidates.iter().all(fits), "{candidates:?}");
-                let long = Request { slots: None, ..request };
-                assert!(long.candidates(None).iter().all(fits));
-            }
-        }
-    }
-
-    #[test]
-    fn four_h200_sum_long_messages_by_loads_where_these_were_faster() {
-        let by = |gpu, ranks, bytes: usize, pull: bool| {
-            let slots = (bytes <= 1 << 20).then_some(bytes.div_ceil(16) as u32);
-            let grid = |threads| Grid { blocks: 128, threads, allowed: [1, 128] };
-            let request = Request {
-                data_type: DataType::Float32,
-                bytes,
-                slots,
-                rows: Some(2),
-                most_blocks: 132,
-                most_threads: 256,
-                push: Some(grid(256)),
-                pull: pull.then_some(grid(128)),
-                ..Request::by_nccl(Some(CollectiveKind::AllReduce), "")
-            };
-            (Table::of(gpu, ranks).find(&request), request.model().plan)
-        };
-        // For other sizes, machines and memory the plan is that of the model.
-        for bytes in [4, 1024, 1040, 4096, 20_000, 262_144, 300_000, 640 << 10] {
-            let (table, model) = by(H200, 4, bytes, true);
-            assert_eq!(table, Some(model), "{bytes}");
-        }
-        for bytes in [700 << 10, 1 << 20, (1 << 20) + 4, 4 << 20] {
-            assert_eq!(by(H200, 4, bytes, true).0, Some(plan("pull:128x128")), "{bytes}");
-            for (gpu, ranks, pull) in [(H200, 4, false), (H200, 8, true), (H100, 4, true)] {
-                let (table, model) = by(gpu, ranks, bytes, pull);
-                assert_eq!((table, model.algorithm == Algorithm::Pull), (None, false));
-            }
-        }
-        assert_eq!(by(H200, 4, (4 << 20) + 4, true), (None, plan("push:128x256")));
-    }
-
-    #[test]
-    fn a_table_decides_for_the_next_larger_message_if_its_plan_can() {
-        let table = "all-to-all 2 u8 4096 push:32x512 # 3 us\nall-to-all 2 u8 160 lamport:2x32\n\
-                     all-to-all 4 u8 4096 nccl\nbroadcast 2 u8 4096 nccl\n\
-                     all-to-all 2 u8 65536 pull:8x128\n";
-        let table = Table::parse(table, 2);
-        let find = |vectors| table.find(&request(vectors));
-        assert_eq!(find(10), Some(plan("lamport:1x32")));
-        assert_eq!(find(11), Some(plan("push:32x512")));
-        // No kernel does the plan `pull`, and no larger message was measured.
-        assert_eq!((find(257), find(10_000)), (None, None));
-    }
-
-    #[test]
-    fn a_plan_with_any_numbers_is_adapted_or_refused() {
-        let adapt = |blocks, threads| {
-            request(1000).adapt(CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads })
-        };
-        assert_eq!(adapt(u32::MAX, u32::MAX), Some(plan("lamport:2x512")));
-        assert_eq!(
-            [(0, 0), (0, 64), (1, 0)].map(|(blocks, threads)| adapt(blocks, threads)),
-            [None; 3]
-        );
-    }
-}
+mod tests;

@@ -2,21 +2,18 @@
 
 use std::any::Any;
 
-use devcomm_host::{
-    Buffer, DataType, DeviceSlice, ReduceOp, ReduceOperator, ReduceScale, Result, Stream, Window,
-};
-use devcomm_kernels as kernels;
+use devcomm_host::{DataType, ReduceOp, ReduceOperator, ReduceScale};
 use devcomm_kernels::collectives::lamport_allreduce::ROWS;
 use devcomm_kernels::collectives::reduction::{Reduction, ReductionArgs};
 use devcomm_kernels::collectives::{lamport_exchange, room};
-use devcomm_types::{Element, F8E4M3, F8E5M2};
-use half::{bf16, f16};
+use devcomm_types::F8E5M2;
+use half::f16;
 
-use super::call::{Call, Launch, window};
-use super::{Algorithm, Collectives, Grid, INVALID, Request, UNREDUCED, Workspace};
+use super::call::{Call, Launch};
+use super::{Algorithm, CollectivePlan, Collectives, INVALID, Request, UNREDUCED, Workspace};
 use crate::CollectiveKind::{self, AllReduce, ReduceScatter};
-use crate::check::refuse;
-use crate::launch::LaunchWith;
+use crate::check::window;
+use crate::prelude::*;
 
 /// Returns the most vectors of 16 bytes that a block of `push_allreduce` pushes to each peer in a
 /// round, at most 128 KiB to all peers: a power of two, of 2, 4 or 8 ranks at least 1024. With
@@ -34,11 +31,8 @@ const MOST_DEPENDENT: usize = 64 << 20;
 impl Collectives {
     /// Stores the reduction of all ranks' `send` to every rank's `recv`; both have the same length.
     /// Integers, and floats of 8 and 64 bits, are sent in one step or by NCCL; products of other
-    /// floats, and scalars in device memory, are left to NCCL.
-    ///
-    /// # Errors
-    ///
-    /// As [`Communicator::all_reduce`](devcomm_host::Communicator::all_reduce).
+    /// floats, and scalars in device memory, are left to NCCL. Errors are those of
+    /// [`Communicator::all_reduce`](devcomm_host::Communicator::all_reduce).
     pub fn all_reduce<S, R, O>(&self, send: &S, recv: &R, op: O, stream: &Stream) -> Result<()>
     where
         S: Buffer<Element: Element>,
@@ -46,19 +40,14 @@ impl Collectives {
         O: ReduceOperator<S::Element>,
     {
         let buffers = [&send.device_slice(), &recv.device_slice()];
-        match self.by_kernel(&Reduce::new(self, AllReduce, buffers, &op)?, stream)? {
-            true => Ok(()),
-            false => self.communicator.all_reduce(send, recv, op, stream),
-        }
+        let reduce = Reduce::new(self, AllReduce, buffers, &op)?;
+        self.run(&reduce, stream, || self.communicator.all_reduce(send, recv, op, stream))
     }
 
     /// Stores to every rank's `recv` its chunk of the reduction of all ranks' `send`, whose length
     /// is that of `recv` times the number of ranks. In place, `recv` is this rank's chunk of
-    /// `send`.
-    ///
-    /// # Errors
-    ///
-    /// As [`Communicator::reduce_scatter`](devcomm_host::Communicator::reduce_scatter).
+    /// `send`. Errors are those of
+    /// [`Communicator::reduce_scatter`](devcomm_host::Communicator::reduce_scatter).
     pub fn reduce_scatter<S, R, O>(&self, send: &S, recv: &R, op: O, stream: &Stream) -> Result<()>
     where
         S: Buffer<Element: Element>,
@@ -66,10 +55,8 @@ impl Collectives {
         O: ReduceOperator<S::Element>,
     {
         let buffers = [&send.device_slice(), &recv.device_slice()];
-        match self.by_kernel(&Reduce::new(self, ReduceScatter, buffers, &op)?, stream)? {
-            true => Ok(()),
-            false => self.communicator.reduce_scatter(send, recv, op, stream),
-        }
+        let reduce = Reduce::new(self, ReduceScatter, buffers, &op)?;
+        self.run(&reduce, stream, || self.communicator.reduce_scatter(send, recv, op, stream))
     }
 }
 
@@ -119,10 +106,10 @@ impl<'a, T: Element> Reduce<'a, T> {
             rows,
             most_blocks,
             // The inbox has slots for each block of this grid.
-            push: pushes.then(|| workspace.grid(room::PUSH_ALLREDUCE)),
+            push: pushes.then(|| workspace.plan(Algorithm::Push, room::PUSH_ALLREDUCE)),
             pull: pulls.then(|| {
-                let grid = workspace.grid(room::LSA_ALLREDUCE);
-                Grid { threads: grid.threads.min(PULL_THREADS), ..grid }
+                let plan = workspace.plan(Algorithm::Pull, room::LSA_ALLREDUCE);
+                CollectivePlan { threads: plan.threads.min(PULL_THREADS), ..plan }
             }),
             ..short
         }
@@ -176,7 +163,7 @@ impl<T: Element> Call<T> for Reduce<'_, T> {
     fn request(&self, collectives: &Collectives) -> Request {
         let Self { kind, send, recv, by_kernel, .. } = *self;
         let ranks = collectives.communicator.n_ranks();
-        let by_nccl = |reason| Request::by_nccl(Some(kind), reason);
+        let by_nccl = |reason| Request::by_nccl(kind, reason);
         let Some(workspace) = &collectives.workspace else {
             return by_nccl(collectives.unreached());
         };
@@ -200,7 +187,7 @@ impl<T: Element> Call<T> for Reduce<'_, T> {
                 let is_aligned = (addresses | bytes as u64).is_multiple_of(16);
                 let pulls = is_aligned && Window::<T>::index_of(send).is_some();
                 Request {
-                    pull: pulls.then(|| workspace.grid(room::PULL_REDUCE_SCATTER)),
+                    pull: pulls.then(|| workspace.plan(Algorithm::Pull, room::PULL_REDUCE_SCATTER)),
                     ..short(bytes.div_ceil(16), room::LAMPORT_REDUCE_SCATTER)
                 }
             }
@@ -244,12 +231,12 @@ impl<T: Element> Call<T> for Reduce<'_, T> {
                     kernels::lamport_reduce_scatter::<Float>::launch(short, config, &target)
                 }
                 (ReduceScatter, ..) => {
-                    let (window, first) = window::<Float, T>("to send", send)?;
+                    let (window, first) = window::<Float, T>("the buffer to send", send)?;
                     let args = (dev_comm, &window, first, send.len(), output, reduction);
                     kernels::pull_reduce_scatter::<Float>::launch(args, config, &target)
                 }
                 (_, Algorithm::Push, _) => {
-                    let (window, first) = window::<Float, T>("to receive in", recv)?;
+                    let (window, first) = window::<Float, T>("the buffer to receive in", recv)?;
                     let (is_long, chunk) = pushed(send.byte_len(), ranks, plan.blocks);
                     let config = if is_long { options.independent(plan) } else { config };
                     let args = (
@@ -258,8 +245,8 @@ impl<T: Element> Call<T> for Reduce<'_, T> {
                     kernels::push_allreduce::<Float>::launch(args, config, &target)
                 }
                 (_, Algorithm::Pull, _) => {
-                    let (from, _) = window::<Float, T>("to send", send)?;
-                    let (to, _) = window::<Float, T>("to receive in", recv)?;
+                    let (from, _) = window::<Float, T>("the buffer to send", send)?;
+                    let (to, _) = window::<Float, T>("the buffer to receive in", recv)?;
                     // The kernel does not wait for the previous one, so it is no dependent launch.
                     let (config, args) = (options.independent(plan), (dev_comm, &from, &to, count));
                     kernels::lsa_allreduce::<Float>::launch(args, config, &target)

@@ -1,24 +1,19 @@
 //! All-reduces, each followed by the addition of a residual and by RMSNorm, in one operation.
 
-use devcomm_host::{Buffer, DataType, DeviceSlice, LaunchConfig, ReduceOp, Result, Stream};
-use devcomm_kernels as kernels;
+use devcomm_host::{DataType, ReduceOp};
 use devcomm_kernels::collectives::rmsnorm::QuantisedArgs;
 use devcomm_kernels::collectives::{rmsnorm_block, room};
-use devcomm_types::{Element, F8E4M3};
 
-use super::{
-    Algorithm, CollectivePlan, Collectives, CollectivesOptions, INVALID, Request, Workspace,
-};
-use crate::check::{address, aligned, refuse, refuse_if, require_context};
-use crate::launch::LaunchWith;
+use super::plan::SHORT;
+use super::{Algorithm, CollectivePlan, Collectives, CollectivesOptions, INVALID, Workspace};
+use crate::check::aligned;
+use crate::prelude::*;
 
 /// The most bytes of a row that a cluster keeps in registers.
 const MAX_ROW: usize = 16 * (MAX_THREADS * MAX_CLUSTER) as usize;
 
-/// The most threads of a block.
 const MAX_THREADS: u32 = 256;
 
-/// The most blocks of a cluster.
 const MAX_CLUSTER: u32 = 8;
 
 /// The most graphics processing clusters (GPCs) of a GPU; a cluster of blocks runs within one.
@@ -30,7 +25,6 @@ const OVERLAP: &str = "the buffers of an all-reduce with RMSNorm overlap: each i
 /// Why RMSNorm has a kernel of its own after the all-reduce.
 const TOO_LONG: &str = "as there are too many tokens for one step; RMSNorm follows an all-reduce";
 
-/// The rows of an operation.
 pub(super) struct Rows {
     tokens: u32,
     /// The bytes of a row.
@@ -75,24 +69,18 @@ impl Collectives {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for buffers of other lengths,
-    /// of other contexts, not aligned to 16 bytes or which overlap, and for rows that are not a
-    /// multiple of 16 bytes or have more than 32 KiB; those of the launch.
-    pub fn all_reduce_rmsnorm<I, R, W, O>(
+    /// [`Error::InvalidInput`] for buffers of other lengths, of other contexts, not aligned to 16
+    /// bytes or which overlap, and for rows that are not a multiple of 16 bytes or have more than
+    /// 32 KiB; those of the launch.
+    pub fn all_reduce_rmsnorm<T: Element>(
         &self,
-        input: &I,
-        residual: &R,
-        weight: &W,
-        output: &O,
+        input: &impl Buffer<Element = T>,
+        residual: &impl Buffer<Element = T>,
+        weight: &impl Buffer<Element = T>,
+        output: &impl Buffer<Element = T>,
         eps: f32,
         stream: &Stream,
-    ) -> Result<()>
-    where
-        I: Buffer<Element: Element>,
-        R: Buffer<Element = I::Element>,
-        W: Buffer<Element = I::Element>,
-        O: Buffer<Element = I::Element>,
-    {
+    ) -> Result<()> {
         let buffers = [input.device_slice(), residual.device_slice(), weight.device_slice()];
         self.rmsnorm(buffers, &output.device_slice(), NOT_QUANTISED, eps, stream)
     }
@@ -103,27 +91,18 @@ impl Collectives {
     /// a NaN stays a NaN. The kernel reads the scale. It is the scale of vLLM's static quantisation
     /// per tensor, and of [`Product::scales`](crate::Product::scales).
     ///
-    /// `input` may be overwritten: where NCCL reduces, it gets the sum. No buffers overlap.
-    ///
-    /// # Errors
-    ///
-    /// As [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm), and for a `scale` without an element.
-    pub fn all_reduce_rmsnorm_quantised<I, R, W, O, S>(
+    /// `input` may be overwritten: where NCCL reduces, it gets the sum. No buffers overlap. Errors
+    /// are those of [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm), and for a `scale` without an
+    /// element.
+    pub fn all_reduce_rmsnorm_quantised<T: Element>(
         &self,
-        input: &I,
-        residual: &R,
-        weight: &W,
-        (output, scale): (&O, &S),
+        input: &impl Buffer<Element = T>,
+        residual: &impl Buffer<Element = T>,
+        weight: &impl Buffer<Element = T>,
+        (output, scale): (&impl Buffer<Element = F8E4M3>, &impl Buffer<Element = f32>),
         eps: f32,
         stream: &Stream,
-    ) -> Result<()>
-    where
-        I: Buffer<Element: Element>,
-        R: Buffer<Element = I::Element>,
-        W: Buffer<Element = I::Element>,
-        O: Buffer<Element = F8E4M3>,
-        S: Buffer<Element = f32>,
-    {
+    ) -> Result<()> {
         let buffers = [input.device_slice(), residual.device_slice(), weight.device_slice()];
         let (output, scale) = (output.device_slice(), scale.device_slice());
         let quantised = self.quantised(&buffers, &output, &scale)?;
@@ -149,13 +128,13 @@ impl Collectives {
         Ok(QuantisedArgs { output: output_at, scale: scale_at })
     }
 
-    /// Checks the buffers, and returns what is asked for and its rows. If NCCL does the all-reduce,
+    /// Checks the buffers, and returns how it is done, and its rows. If NCCL does the all-reduce,
     /// their grid is that of RMSNorm alone.
-    pub(super) fn request_rmsnorm<T: Element>(
+    pub(super) fn explain_rmsnorm<T: Element>(
         &self,
         [input, residual, weight]: &[DeviceSlice<T>; 3],
         output: &DeviceSlice<T>,
-    ) -> Result<(Request, Rows)> {
+    ) -> Result<(Explanation, Rows)> {
         let data_type = T::DATA_TYPE;
         let (count, hidden) = (input.len(), weight.len());
         for (name, slice, len) in [
@@ -186,7 +165,8 @@ impl Collectives {
         let ranks = self.communicator.n_ranks();
         let rmsnorm_alone = |reason| {
             let grid = grid(row, tokens, |cluster, _| Ok(cluster * tokens))?;
-            Ok((Request::by_nccl(None, reason), Rows { tokens, row, grid }))
+            let how = Explanation { plan: CollectivePlan::NCCL, reason };
+            Ok((how, Rows { tokens, row, grid }))
         };
         if count == 0 {
             return rmsnorm_alone(INVALID);
@@ -204,7 +184,7 @@ impl Collectives {
             return rmsnorm_alone(TOO_LONG);
         }
         let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
-        Ok((Request::fixed(plan), Rows { tokens, row, grid }))
+        Ok((Explanation { plan, reason: SHORT }, Rows { tokens, row, grid }))
     }
 
     /// Enqueues the operation, quantised or not. `output` also gets the sums of NCCL's all-reduce.
@@ -217,8 +197,8 @@ impl Collectives {
         stream: &Stream,
     ) -> Result<()> {
         let (count, hidden) = (buffers[0].len(), buffers[2].len());
-        let (request, Rows { tokens, row, grid: (cluster, threads, blocks) }) =
-            self.request_rmsnorm(&buffers, output)?;
+        let (how, Rows { tokens, row, grid: (cluster, threads, blocks) }) =
+            self.explain_rmsnorm(&buffers, output)?;
         require_context("the stream", stream.context(), self.communicator.context())?;
         if count == 0 {
             return Ok(());
@@ -229,20 +209,20 @@ impl Collectives {
         let [input, residual, weight] = buffers.each_ref().map(DeviceSlice::device_address);
         let (to, hidden, target) =
             (output.device_address(), hidden as u32, self.compiled.on(stream));
-        if let Some((Workspace { dev_comm, memory, .. }, _)) = self.kernel(&request) {
+        if let Some(Workspace { dev_comm, memory, .. }) = self.memory_of(how.plan) {
             let what = || format!("all_reduce_rmsnorm of {count} {}, rows of {hidden}", T::NAME);
             self.compare(plan, what)?;
             let _turn = self.order.begin(stream)?;
             let args =
                 (dev_comm, memory, input, residual, weight, to, quantised, tokens, hidden, eps);
-            // SAFETY: `request_rmsnorm` has checked that the buffers have the elements, aligned;
+            // SAFETY: `explain_rmsnorm` has checked that the buffers have the elements, aligned;
             // dropping one waits for the stream. `_turn` orders launches with the workspace.
             return of_floats!(T::DATA_TYPE, Float => unsafe {
                 kernels::lamport_rmsnorm::<Float>::launch(args, config, &target)
             });
         }
         self.all_reduce(&buffers[0], output, ReduceOp::Sum, stream)?;
-        // SAFETY: `request_rmsnorm` has checked that the buffers have the elements, aligned;
+        // SAFETY: `explain_rmsnorm` has checked that the buffers have the elements, aligned;
         // dropping one waits for the stream.
         of_floats!(T::DATA_TYPE, Float => unsafe {
             if self.is_older {

@@ -1,16 +1,12 @@
 //! The forms of an [`ExpertParallel`], which differ in how rows reach other ranks: for low latency,
 //! for high throughput, and for several LSA teams.
 
-use std::fmt;
-
-use devcomm_host::{KernelsOn, Result, Stream, SymmetricBuffer, Window};
+use devcomm_host::KernelsOn;
 use devcomm_kernels::expert_parallel::shape::TokensArgs;
 use devcomm_kernels::expert_parallel::sums::ResultsArgs;
-use devcomm_types::F8E4M3;
-use half::bf16;
 
 use super::ExpertParallel;
-use crate::check::refuse;
+use crate::prelude::*;
 
 /// The addresses of tokens, of their experts and of their weights.
 pub(super) type Source = [u64; 3];
@@ -21,7 +17,6 @@ pub(super) type Outputs = [u64; 2];
 /// Where rows are put in the order of the experts.
 #[derive(Clone, Copy)]
 pub(super) struct RowsInOrder {
-    /// The address.
     pub(super) rows: u64,
     /// The address of the scales, or 0 without them.
     pub(super) scales: u64,
@@ -65,23 +60,16 @@ pub(super) trait Form: Send {
     fn absent(&self) -> Result<&SymmetricBuffer<u64>>;
 
     /// Returns the memory in which rows arrive in the order of the experts.
-    fn arrivals(&self) -> Result<&Arrivals> {
+    fn arrivals(&self) -> Result<&Window<u8>> {
         refuse("rows arrive in no order: `throughput` gives the form in which they do")
     }
 
-    /// Writes what `Debug` says after the number of ranks.
-    fn describe(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Ok(())
+    /// Returns what `Debug` says after the number of ranks.
+    fn describe(&self) -> String {
+        String::new()
     }
 }
 
-/// The memory in which rows arrive, by their type.
-pub(super) enum Arrivals {
-    Bf16(Window<bf16>),
-    F8(Window<F8E4M3>),
-}
-
-/// Returns `count` tokens as an argument.
 pub(super) fn tokens_args(source: Source, count: u32) -> TokensArgs<u64, u64, u64, u32> {
     let [input, ids, weights] = source;
     TokensArgs { input, ids, weights, count }

@@ -1,21 +1,15 @@
 //! The rows that a rank has received, in the order of its experts.
 
-use devcomm_host::{Buffer, DeviceSlice, LaunchConfig, Result, Stream, SymmetricBuffer};
-use devcomm_kernels as kernels;
-use devcomm_kernels::expert_parallel::SCALED;
-use devcomm_kernels::expert_parallel::ep_layout::GroupedArgs;
-use devcomm_kernels::expert_parallel::shape::ReceivedArgs;
-use devcomm_types::{Element, F8E4M3};
-use half::bf16;
+use devcomm_kernels::expert_parallel::ep_layout::{Grouped, GroupedArgs};
+use devcomm_kernels::expert_parallel::{Received, SCALED};
+use devcomm_types::IntoArg;
 
-use super::form::{Arrivals, RowsInOrder};
+use super::form::RowsInOrder;
 use super::{ExpertParallel, MANY_THREADS, Stage, THREADS, shape_args};
 use crate::RowGroups;
-use crate::check::{address, refuse, refuse_if};
-use crate::launch::LaunchWith;
-
-const F8_ROWS: &str = "the tokens are 8-bit floats with scales: `group_f8`, `rows_f8`";
-const NO_F8_ROWS: &str = "the tokens are no 8-bit floats: `group`, `rows`";
+use crate::check::window;
+use crate::launch::Abi;
+use crate::prelude::*;
 
 impl ExpertParallel {
     /// Returns the most rows in the order of a rank's experts: one for each expert of each token,
@@ -28,51 +22,35 @@ impl ExpertParallel {
     }
 
     /// Returns where rows arrive in the form for high throughput, in the order of this rank's
-    /// experts, with room for [`most_rows`](Self::most_rows). Of a token with several experts here
-    /// one row arrives, at the first of its places; [`group`](Self::group) into this memory copies
-    /// it to the others, and does nothing else with rows. The next dispatch overwrites them.
+    /// experts, with room for [`most_rows`](Self::most_rows): of bf16, or of `F8E4M3` for
+    /// [`group_f8`](Self::group_f8). Of a token with several experts here one row arrives, at the
+    /// first of its places; [`group`](Self::group) into this memory copies it to the others, and
+    /// does nothing else with rows. The next dispatch overwrites them.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) in the other forms, and for
-    /// tokens that arrive as 8-bit floats.
-    pub fn rows(&self) -> Result<DeviceSlice<bf16>> {
-        match self.form.arrivals()? {
-            Arrivals::Bf16(rows) => Ok(rows.device_slice()),
-            Arrivals::F8(_) => refuse(F8_ROWS),
+    /// [`Error::InvalidInput`] in the other forms, and for another type than that in which tokens
+    /// arrive.
+    pub fn rows<T: Element>(&self) -> Result<DeviceSlice<T>> {
+        let rows = self.form.arrivals()?.device_slice();
+        self.require_type::<T>()?;
+        Ok(window::<T, _>("the memory of rows", &rows)?.0.device_slice())
+    }
+
+    /// Fails unless tokens arrive in this type.
+    fn require_type<T: Element>(&self) -> Result<()> {
+        match self.options.f8 {
+            _ if T::DATA_TYPE == self.options.row_type() => Ok(()),
+            true => refuse("the tokens are 8-bit floats with scales: `group_f8`, rows of `F8E4M3`"),
+            false => refuse("the tokens are no 8-bit floats: `group`, rows of `bf16`"),
         }
     }
 
-    /// Returns [`rows`](Self::rows) of 8-bit floats, for [`group_f8`](Self::group_f8).
-    ///
-    /// # Errors
-    ///
-    /// As [`rows`](Self::rows), but for tokens of bf16.
-    pub fn rows_f8(&self) -> Result<DeviceSlice<F8E4M3>> {
-        match self.form.arrivals()? {
-            Arrivals::Bf16(_) => refuse(NO_F8_ROWS),
-            Arrivals::F8(rows) => Ok(rows.device_slice()),
-        }
-    }
-
-    /// Returns the index of the first row of each expert of this rank, and the index after the last
-    /// row. [`group`](Self::group) writes them.
-    #[must_use]
-    pub fn offsets(&self) -> DeviceSlice<u32> {
-        self.offsets.device_slice()
-    }
-
-    /// Returns the number of rows of each expert of this rank. [`group`](Self::group) writes it.
-    #[must_use]
-    pub fn sizes(&self) -> DeviceSlice<u32> {
-        self.sizes.device_slice()
-    }
-
-    /// Returns which rows each expert has, for a [`GroupedGemm`](crate::GroupedGemm).
-    /// [`group`](Self::group) writes them.
+    /// Returns which rows each expert of this rank has, for a [`GroupedGemm`](crate::GroupedGemm).
+    /// The offsets end with the index after the last row. [`group`](Self::group) writes them.
     #[must_use]
     pub fn groups(&self) -> RowGroups {
-        RowGroups { offsets: self.offsets(), sizes: self.sizes() }
+        RowGroups { offsets: self.offsets.device_slice(), sizes: self.sizes.device_slice() }
     }
 
     /// Returns for each row in the order of the experts its token: the rank times the most tokens
@@ -92,35 +70,25 @@ impl ExpertParallel {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) if nothing was received, for rows
-    /// that are not aligned to 16 bytes or of another context, and for tokens that arrive as 8-bit
-    /// floats; those of the launch.
-    pub fn group<R>(&self, rows: &R, stream: &Stream) -> Result<()>
-    where
-        R: Buffer<Element = bf16>,
-    {
-        refuse_if!(self.options.f8, "{F8_ROWS}");
-        let rows = rows.device_slice();
-        self.enqueue_group(&rows, None, stream)
+    /// [`Error::InvalidInput`] if nothing was received, for rows that are not aligned to 16 bytes
+    /// or of another context, and for tokens that arrive as 8-bit floats; those of the launch.
+    pub fn group(&self, rows: &impl Buffer<Element = bf16>, stream: &Stream) -> Result<()> {
+        self.enqueue_group(&rows.device_slice(), None, stream)
     }
 
     /// Does what [`group`](Self::group) does, for tokens that arrive as 8-bit floats
     /// ([`f8`](super::ExpertParallelOptions::f8)). `scales` gets their scales, in the form of
     /// [`Product::block_scales`](crate::Product::block_scales): a row-major matrix with a row for
     /// each 128 elements, and a column for each row that there is room for. Those are as many as
-    /// `rows` holds, but not more than [`most_rows`](Self::most_rows).
-    ///
-    /// # Errors
-    ///
-    /// As [`group`](Self::group), but for tokens of bf16, and for too few scales.
-    pub fn group_f8<R, S>(&self, rows: &R, scales: &S, stream: &Stream) -> Result<()>
-    where
-        R: Buffer<Element = F8E4M3>,
-        S: Buffer<Element = f32>,
-    {
-        refuse_if!(!self.options.f8, "{NO_F8_ROWS}");
-        let (rows, scales) = (rows.device_slice(), scales.device_slice());
-        self.enqueue_group(&rows, Some(&scales), stream)
+    /// `rows` holds, but not more than [`most_rows`](Self::most_rows). Errors are those of
+    /// [`group`](Self::group), but for tokens of bf16, and for too few scales.
+    pub fn group_f8(
+        &self,
+        rows: &impl Buffer<Element = F8E4M3>,
+        scales: &impl Buffer<Element = f32>,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.enqueue_group(&rows.device_slice(), Some(&scales.device_slice()), stream)
     }
 
     fn enqueue_group<T: Element>(
@@ -129,6 +97,7 @@ impl ExpertParallel {
         scales: Option<&DeviceSlice<f32>>,
         stream: &Stream,
     ) -> Result<()> {
+        self.require_type::<T>()?;
         self.end_flight()?;
         refuse_if!(
             self.stage.get() == Stage::Begin,
@@ -163,7 +132,11 @@ impl ExpertParallel {
     /// Returns the memory of rows in the order of the experts as an argument. `returns` is the
     /// address of [`Grouped::returns`](kernels::expert_parallel::ep_layout::Grouped::returns), or 0
     /// in the form for high throughput, whose kernels have these words in `Counted`.
-    pub(super) fn grouped_args(&self, rows: RowsInOrder, returns: u64) -> GroupedRows<'_> {
+    pub(super) fn grouped_args(
+        &self,
+        rows: RowsInOrder,
+        returns: u64,
+    ) -> impl IntoArg<Abi<Grouped>> {
         let RowsInOrder { rows, scales, capacity } = rows;
         let (offsets, sizes, origins) = (&self.offsets, &self.sizes, &self.origins);
         let alignment = self.options.alignment as u32;
@@ -173,7 +146,7 @@ impl ExpertParallel {
     /// Puts rows that arrive in the order of ranks and tokens in that of the experts.
     pub(super) fn lay_out(
         &self,
-        received: ReceivedArgs<u64, u64, u64, u64, u64, u64, u64>,
+        received: impl IntoArg<Abi<Received>>,
         returns: &SymmetricBuffer<u32>,
         rows: RowsInOrder,
         stream: &Stream,
@@ -192,15 +165,3 @@ impl ExpertParallel {
         unsafe { kernels::ep_layout::launch(args, config, &self.compiled.on(stream)) }
     }
 }
-
-/// [`Grouped`](kernels::expert_parallel::ep_layout::Grouped) as an argument.
-type GroupedRows<'a> = GroupedArgs<
-    u64,
-    u64,
-    u32,
-    u32,
-    &'a SymmetricBuffer<u32>,
-    &'a SymmetricBuffer<u32>,
-    &'a SymmetricBuffer<u32>,
-    u64,
->;

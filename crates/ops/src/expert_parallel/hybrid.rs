@@ -1,32 +1,24 @@
 //! The form for several LSA teams: its memory, and its launches. A rank's *rail* has the ranks with
 //! its number in the other teams; only they exchange over the network.
 
-use std::fmt;
-
-use devcomm_host::{
-    Buffer, Communicator, DevCommRequirements, DevCommResource, GinConnectionType, LaunchConfig,
-    Result, Signals, Stream, SymmetricBuffer, Window,
-};
-use devcomm_kernels as kernels;
+use devcomm_host::{GinConnectionType, Signals};
 use devcomm_kernels::expert_parallel::ep_layout::RETURN_WORDS;
 use devcomm_kernels::expert_parallel::rail::{BATCH, GROUP, MailArgs, RelayedArgs};
 use devcomm_kernels::expert_parallel::shape::ReceivedArgs;
 use devcomm_kernels::expert_parallel::{
     Mail, Received, Shape, ep_combine_hybrid, ep_dispatch_hybrid,
 };
-use devcomm_types::{F8E4M3, SignalRange};
-use half::bf16;
+use devcomm_types::{IntoArg, SignalRange};
 use nccl_device::Epoch;
 
 use super::form::{Form, Launch, Outputs, RowsInOrder, Source, tokens_args};
 use super::{ExpertParallel, ExpertParallelOptions, shape_args};
-use crate::check::{refuse, refuse_if};
-use crate::launch::LaunchWith;
+use crate::launch::Abi;
+use crate::prelude::*;
 
 /// The most blocks that send and receive by default: each sends messages of its own.
 const BLOCKS: usize = 32;
 
-/// Threads of these blocks.
 const THREADS: u32 = 512;
 
 /// How a rank's tokens are divided among blocks and messages, the same in every rank.
@@ -77,7 +69,6 @@ struct Messages {
     epoch: SymmetricBuffer<u32>,
 }
 
-/// The memory of the form for several LSA teams.
 pub(super) struct Hybrid {
     division: Division,
     dispatch: Messages,
@@ -114,7 +105,7 @@ impl Hybrid {
         let signals = [(); 2].map(|()| requirements.add(Signals { count }));
         let dev_comm = comm.create_dev_comm(requirements)?;
         let messages = |key, words| {
-            Ok::<_, devcomm_host::Error>(Messages {
+            Ok::<_, Error>(Messages {
                 window: comm.window(words)?,
                 signals: dev_comm.resource(key)?,
                 epoch: comm.mem_alloc(Epoch::WORDS)?,
@@ -137,11 +128,7 @@ impl Hybrid {
         Ok((hybrid, dev_comm))
     }
 
-    /// Returns the memory of messages as an argument.
-    fn mail<'a>(
-        &self,
-        messages: &'a Messages,
-    ) -> MailArgs<&'a Window<u32>, SignalRange, &'a SymmetricBuffer<u32>, u32> {
+    fn mail(&self, messages: &Messages) -> impl IntoArg<Abi<Mail>> {
         let Messages { window, signals, epoch } = messages;
         MailArgs { window, signals: *signals, epoch, batch: self.division.batch }
     }
@@ -150,7 +137,7 @@ impl Hybrid {
         RelayedArgs { ranks: &self.ranks, teams: &self.teams }
     }
 
-    fn received_args(&self) -> ReceivedArgs<u64, u64, u64, u64, u64, u64, u64> {
+    fn received_args(&self) -> impl IntoArg<Abi<Received>> {
         let base = self.received.device_slice().device_address();
         let [rows, scales, experts, weights, counts, _] =
             self.offsets.map(|at| base + (at * size_of::<u32>()) as u64);
@@ -206,8 +193,8 @@ impl Form for Hybrid {
         refuse(format!("absent ranks among {teams} LSA teams: ranks may be absent in one team"))
     }
 
-    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn describe(&self) -> String {
         let Division { teams, blocks, batch } = self.division;
-        write!(f, " in {teams} LSA teams, {blocks} blocks, messages of {batch} tokens")
+        format!(" in {teams} LSA teams, {blocks} blocks, messages of {batch} tokens")
     }
 }

@@ -1,18 +1,15 @@
 //! Rows that have been sent and are to be received.
 
-use devcomm_host::{Buffer, DeviceSlice, Result, Stream};
 use devcomm_kernels::expert_parallel::Steps;
-use half::bf16;
 
 use super::form::Outputs;
 use super::{ExpertParallel, Stage};
-use crate::check::refuse;
+use crate::prelude::*;
 
 /// What has been sent and not been received.
 pub(super) struct InFlight {
     /// The number of the [`Sent`] or [`Returning`] that receives it.
     number: u64,
-    /// The stream on which it was sent.
     stream: Stream,
     /// The rows of results, which the second half reads too; `None` for tokens.
     results: Option<DeviceSlice<bf16>>,
@@ -22,9 +19,19 @@ pub(super) struct InFlight {
     is_dropped: bool,
 }
 
-impl InFlight {
-    fn what(&self) -> &'static str {
-        if self.results.is_some() { "results" } else { "tokens" }
+/// One half of an operation, which waits for the other.
+#[derive(Debug)]
+pub(super) struct Flight<'a> {
+    experts: &'a ExpertParallel,
+    number: u64,
+}
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        let mut in_flight = self.experts.in_flight.borrow_mut();
+        if let Some(in_flight) = in_flight.as_mut().filter(|one| one.number == self.number) {
+            in_flight.is_dropped = true;
+        }
     }
 }
 
@@ -34,10 +41,7 @@ impl InFlight {
 /// them first.
 #[derive(Debug)]
 #[must_use = "tokens that are not received keep the next step from beginning"]
-pub struct Sent<'a> {
-    pub(super) experts: &'a ExpertParallel,
-    pub(super) number: u64,
-}
+pub struct Sent<'a>(pub(super) Flight<'a>);
 
 impl Sent<'_> {
     /// Receives the tokens of all ranks, on the stream on which they were sent. After an error it
@@ -45,16 +49,9 @@ impl Sent<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) if they were received; those of
-    /// the launch.
+    /// [`Error::InvalidInput`] if they were received; those of the launch.
     pub fn receive(&self) -> Result<()> {
-        self.experts.receive(self.number, [0; 2])
-    }
-}
-
-impl Drop for Sent<'_> {
-    fn drop(&mut self) {
-        self.experts.mark_dropped(self.number);
+        self.0.experts.receive(self.0.number, [0; 2])
     }
 }
 
@@ -64,10 +61,7 @@ impl Drop for Sent<'_> {
 /// them first and discards them, in memory that it allocates: this cannot be captured.
 #[derive(Debug)]
 #[must_use = "results that are not received keep the next step from beginning"]
-pub struct Returning<'a> {
-    pub(super) experts: &'a ExpertParallel,
-    pub(super) number: u64,
-}
+pub struct Returning<'a>(pub(super) Flight<'a>);
 
 impl Returning<'_> {
     /// Adds up the results, as [`ExpertParallel::combine`] does, on the stream on which they were
@@ -75,56 +69,43 @@ impl Returning<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) if they were received; the errors
-    /// of [`ExpertParallel::combine`].
-    pub fn receive<O>(&self, output: &O, residual: Option<&DeviceSlice<bf16>>) -> Result<()>
-    where
-        O: Buffer<Element = bf16>,
-    {
-        let outputs = self.experts.check_outputs(output, residual)?;
-        self.experts.receive(self.number, outputs)
-    }
-}
-
-impl Drop for Returning<'_> {
-    fn drop(&mut self) {
-        self.experts.mark_dropped(self.number);
+    /// [`Error::InvalidInput`] if they were received; the errors of [`ExpertParallel::combine`].
+    pub fn receive(
+        &self,
+        output: &impl Buffer<Element = bf16>,
+        residual: Option<&DeviceSlice<bf16>>,
+    ) -> Result<()> {
+        let outputs = self.0.experts.check_outputs(output, residual)?;
+        self.0.experts.receive(self.0.number, outputs)
     }
 }
 
 impl ExpertParallel {
-    /// Records what has been sent: `results`, or tokens. Returns its number.
+    /// Records what has been sent: `results`, or tokens.
     pub(super) fn begin_flight(
         &self,
         stream: &Stream,
         results: Option<DeviceSlice<bf16>>,
-    ) -> Result<u64> {
+    ) -> Result<Flight<'_>> {
         let number = self.flights.get() + 1;
         self.flights.set(number);
         let (is_captured, stream) = (stream.is_capturing()?, stream.clone());
         let in_flight = InFlight { number, stream, results, is_captured, is_dropped: false };
         *self.in_flight.borrow_mut() = Some(in_flight);
-        Ok(number)
-    }
-
-    fn mark_dropped(&self, number: u64) {
-        let mut in_flight = self.in_flight.borrow_mut();
-        if let Some(in_flight) = in_flight.as_mut().filter(|one| one.number == number) {
-            in_flight.is_dropped = true;
-        }
+        Ok(Flight { experts: self, number })
     }
 
     /// Receives what was sent, if its [`Sent`] or [`Returning`] was dropped.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) while that exists; those of the
-    /// launch, and of the memory for results.
+    /// [`Error::InvalidInput`] while that exists; those of the launch, and of the memory for
+    /// results.
     pub(super) fn end_flight(&self) -> Result<()> {
         let (number, is_results, is_over) = match &*self.in_flight.borrow() {
             None => return Ok(()),
             Some(in_flight) if !in_flight.is_dropped => {
-                let what = in_flight.what();
+                let what = if in_flight.results.is_some() { "results" } else { "tokens" };
                 return refuse(format!("the {what} that were sent are not received yet"));
             }
             Some(InFlight { number, stream, results, is_captured, .. }) => {

@@ -1,18 +1,14 @@
 //! The form for one LSA team and low latency: its memory, and its launches.
 
-use devcomm_host::{Communicator, Error, Result, Stream, SymmetricBuffer, Window};
-use devcomm_kernels as kernels;
 use devcomm_kernels::expert_parallel::ep_layout::RETURN_WORDS;
 use devcomm_kernels::expert_parallel::numbered::MessagesArgs;
 use devcomm_kernels::expert_parallel::shape::ReceivedArgs;
 use devcomm_kernels::expert_parallel::{Shape, ep_combine, ep_dispatch, numbered_words};
-use devcomm_types::F8E4M3;
-use half::bf16;
 
 use super::form::{Form, Launch, Outputs, RowsInOrder, Source, tokens_args};
 use super::{ExpertParallel, ExpertParallelOptions, MANY_THREADS, THREADS, shape_args};
 use crate::lamport::LamportMemory;
-use crate::launch::LaunchWith;
+use crate::prelude::*;
 
 /// The memory of the messages of the dispatch or of the combine: of rows, and of the numbered
 /// messages that say which rows these are.
@@ -22,7 +18,6 @@ struct Messages {
 }
 
 impl Messages {
-    /// Returns the memory, as an argument.
     fn args(&self) -> MessagesArgs<&LamportMemory, &Window<u32>> {
         MessagesArgs { memory: &self.memory, numbered: &self.numbered }
     }
@@ -31,7 +26,6 @@ impl Messages {
 /// What a rank keeps of all tokens, as the kernels' `Received` says.
 struct Received {
     rows: SymmetricBuffer<u32>,
-    /// The scales of 8-bit floats.
     scales: Option<SymmetricBuffer<f32>>,
     experts: SymmetricBuffer<u32>,
     weights: SymmetricBuffer<f32>,
@@ -40,7 +34,6 @@ struct Received {
     absent: SymmetricBuffer<u64>,
 }
 
-/// The memory of the form for one LSA team.
 pub(super) struct Lsa {
     dispatch: Messages,
     combine: Messages,

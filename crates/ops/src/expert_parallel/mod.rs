@@ -11,15 +11,9 @@ mod throughput;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 
-use devcomm_host::{
-    Buffer, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, Error, Kernels,
-    LaunchConfig, Result, Stream, StreamOrder, SymmetricBuffer, Turn,
-};
-use devcomm_kernels as kernels;
+use devcomm_host::Turn;
 use devcomm_kernels::expert_parallel::shape::ShapeArgs;
 use devcomm_kernels::expert_parallel::{Faults, Shape, Steps};
-use devcomm_types::Kernel;
-use half::bf16;
 
 use self::form::{Form, Launch, Outputs, Source};
 use self::hybrid::{Division, Hybrid};
@@ -28,9 +22,9 @@ pub use self::in_flight::{Returning, Sent};
 use self::lsa::Lsa;
 pub use self::options::{ExpertParallelMemory, ExpertParallelOptions};
 use self::throughput::Throughput;
-use crate::KERNELS;
 use crate::agree::or_default;
-use crate::check::{address, aligned, refuse, refuse_if, require_context};
+use crate::check::aligned;
+use crate::prelude::*;
 
 /// Expert parallelism on a communicator of up to 64 ranks that load and store reach, or of several
 /// LSA teams: owns the kernels and their memory, and launches them. 2, 4 and 8 ranks of one team
@@ -120,17 +114,17 @@ enum Stage {
 }
 
 /// Tokens of this rank, with their routing.
-#[derive(Clone, Copy, Debug)]
-pub struct Tokens<'a, X, I, W> {
+#[derive(Clone, Copy)]
+pub struct Tokens<'a> {
     /// The number of tokens.
     pub count: usize,
     /// `count` rows, aligned to 16 bytes. Bits of zeros may change their sign on the way.
-    pub input: &'a X,
+    pub input: &'a dyn Buffer<Element = bf16>,
     /// The experts of each token, in any order: numbers from 0, or -1 for none. Numbers without an
     /// expert count as -1, and are reported by [`ExpertParallel::check`].
-    pub ids: &'a I,
+    pub ids: &'a dyn Buffer<Element = i32>,
     /// The weights of these experts.
-    pub weights: &'a W,
+    pub weights: &'a dyn Buffer<Element = f32>,
 }
 
 const FILES: &[&str] =
@@ -148,34 +142,17 @@ const HYBRID_FILES: &[&str] = &[
     kernels::ep_layout::FILE,
 ];
 
-/// Threads of a block.
 const THREADS: u32 = 256;
 /// The threads of a block where there are many rows.
 const MANY_THREADS: u32 = 512;
 /// The fewest blocks that receive, as a peer may have many tokens.
 const FEWEST_BLOCKS: u32 = 32;
 
-/// The call that all ranks make together.
-const NAME: &str = "ExpertParallel::new";
+const NAME: &str = "ExpertParallelOptions::build";
 
 impl ExpertParallel {
-    /// Allocates the memory of these sizes. *Collective*. It takes what
-    /// [`ExpertParallelOptions::memory`] says, and [`most_rows`](Self::most_rows) words.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`] for sizes that the kernels do not
-    /// support; those of loading kernels, and of creating windows and a device communicator;
-    /// [`WorldError::CallFailed`](devcomm_host::WorldError::CallFailed) if another rank fails;
-    /// [`WorldError::OptionsDiffer`](devcomm_host::WorldError::OptionsDiffer) for ranks with
-    /// different options.
-    pub fn new(comm: &Communicator, options: ExpertParallelOptions) -> Result<Self> {
-        let made = comm.together(NAME, || Self::new_on_all(comm, options))?;
-        comm.name(&made.order, "ExpertParallel");
-        Ok(made)
-    }
-
-    fn new_on_all(comm: &Communicator, options: ExpertParallelOptions) -> Result<Self> {
+    /// Allocates the memory of these sizes. *Collective*.
+    fn new(comm: &Communicator, options: ExpertParallelOptions) -> Result<Self> {
         let ranks = comm.n_ranks();
         let own = || {
             let teams = comm.properties()?.n_lsa_teams;
@@ -237,15 +214,10 @@ impl ExpertParallel {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for more tokens than there is
-    /// memory for, buffers that are too short, not aligned or of another context, and if what was
-    /// sent has not been received; those of the launch.
-    pub fn dispatch<X, I, W>(&self, tokens: Tokens<'_, X, I, W>, stream: &Stream) -> Result<()>
-    where
-        X: Buffer<Element = bf16>,
-        I: Buffer<Element = i32>,
-        W: Buffer<Element = f32>,
-    {
+    /// [`Error::InvalidInput`] for more tokens than there is memory for, buffers that are too
+    /// short, not aligned or of another context, and if what was sent has not been received; those
+    /// of the launch.
+    pub fn dispatch(&self, tokens: Tokens<'_>, stream: &Stream) -> Result<()> {
         self.launch_dispatch(tokens, Steps::SEND | Steps::RECEIVE, stream)?;
         self.stage.set(Stage::Received);
         Ok(())
@@ -253,35 +225,13 @@ impl ExpertParallel {
 
     /// Does the first half of [`dispatch`](Self::dispatch): sends the tokens. Work that is enqueued
     /// before [`Sent::receive`] overlaps their way; other operations of this object are refused.
-    ///
-    /// # Errors
-    ///
-    /// As [`dispatch`](Self::dispatch).
-    pub fn start_dispatch<X, I, W>(
-        &self,
-        tokens: Tokens<'_, X, I, W>,
-        stream: &Stream,
-    ) -> Result<Sent<'_>>
-    where
-        X: Buffer<Element = bf16>,
-        I: Buffer<Element = i32>,
-        W: Buffer<Element = f32>,
-    {
+    /// Errors are those of [`dispatch`](Self::dispatch).
+    pub fn start_dispatch(&self, tokens: Tokens<'_>, stream: &Stream) -> Result<Sent<'_>> {
         self.launch_dispatch(tokens, Steps::SEND, stream)?;
-        Ok(Sent { experts: self, number: self.begin_flight(stream, None)? })
+        Ok(Sent(self.begin_flight(stream, None)?))
     }
 
-    fn launch_dispatch<X, I, W>(
-        &self,
-        tokens: Tokens<'_, X, I, W>,
-        steps: u32,
-        stream: &Stream,
-    ) -> Result<()>
-    where
-        X: Buffer<Element = bf16>,
-        I: Buffer<Element = i32>,
-        W: Buffer<Element = f32>,
-    {
+    fn launch_dispatch(&self, tokens: Tokens<'_>, steps: u32, stream: &Stream) -> Result<()> {
         self.end_flight()?;
         let (count, most) = (tokens.count, self.options.tokens);
         refuse_if!(count > most, "{count} tokens, and there is memory for {most} of a rank");
@@ -317,39 +267,30 @@ impl ExpertParallel {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] if there was no `group` since the
-    /// last dispatch, for buffers that are too short, not aligned or of another context; those of
-    /// the launch.
-    pub fn combine<R, O>(
+    /// [`Error::InvalidInput`] if there was no `group` since the last dispatch, for buffers that
+    /// are too short, not aligned or of another context; those of the launch.
+    pub fn combine(
         &self,
-        rows: &R,
-        output: &O,
+        rows: &impl Buffer<Element = bf16>,
+        output: &impl Buffer<Element = bf16>,
         residual: Option<&DeviceSlice<bf16>>,
         stream: &Stream,
-    ) -> Result<()>
-    where
-        R: Buffer<Element = bf16>,
-        O: Buffer<Element = bf16>,
-    {
+    ) -> Result<()> {
         let rows = self.check_results(rows)?;
         let outputs = self.check_outputs(output, residual)?;
         self.enqueue_combine(rows, outputs, Steps::SEND | Steps::RECEIVE, stream)
     }
 
     /// Does the first half of [`combine`](Self::combine): sends the results. Work that is enqueued
-    /// before [`Returning::receive`] overlaps their way; it leaves `rows` as they are.
-    ///
-    /// # Errors
-    ///
-    /// As [`combine`](Self::combine).
+    /// before [`Returning::receive`] overlaps their way; it leaves `rows` as they are. Errors are
+    /// those of [`combine`](Self::combine).
     pub fn start_combine<R>(&self, rows: &R, stream: &Stream) -> Result<Returning<'_>>
     where
         R: Buffer<Element = bf16>,
     {
         let at = self.check_results(rows)?;
         self.enqueue_combine(at, [0; 2], Steps::SEND, stream)?;
-        let number = self.begin_flight(stream, Some(rows.device_slice()))?;
-        Ok(Returning { experts: self, number })
+        Ok(Returning(self.begin_flight(stream, Some(rows.device_slice()))?))
     }
 
     fn check_results(&self, rows: &impl Buffer<Element = bf16>) -> Result<u64> {
@@ -390,8 +331,7 @@ impl ExpertParallel {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] with what was wrong; those of the
-    /// kernels.
+    /// [`Error::InvalidInput`] with what was wrong; those of the kernels.
     pub fn check(&self) -> Result<()> {
         let mut words = [0; Faults::WORDS];
         self.faults.copy_to_host(&mut words)?;
@@ -429,8 +369,8 @@ impl ExpertParallel {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a rank that does not exist,
-    /// this one, while rows are on their way, and in several LSA teams; those of the stream.
+    /// [`Error::InvalidInput`] for a rank that does not exist, this one, while rows are on their
+    /// way, and in several LSA teams; those of the stream.
     pub fn set_absent(&self, ranks: &[usize], stream: &Stream) -> Result<()> {
         let word = self.form.absent()?;
         self.end_flight()?;
@@ -491,8 +431,7 @@ fn shape_args(Shape { tokens, vectors, top_k, experts }: Shape) -> ShapeArgs<u32
 
 impl fmt::Debug for ExpertParallel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ExpertParallel({} ranks", self.communicator.n_ranks())?;
-        self.form.describe(f)?;
-        f.write_str(")")
+        let (ranks, form) = (self.communicator.n_ranks(), self.form.describe());
+        write!(f, "ExpertParallel({ranks} ranks{form})")
     }
 }

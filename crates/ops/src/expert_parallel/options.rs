@@ -1,34 +1,26 @@
 //! The sizes of an [`ExpertParallel`], and the memory that it takes.
 
-use std::fmt;
-
-use devcomm_host::{CollectiveCall, Communicator, Result};
+use devcomm_host::{CollectiveCall, DataType};
 use devcomm_kernels::expert_parallel::{
     Counted, Faults, RANKS, Received, SCALED, Shape, ep_combine, ep_combine_hybrid, ep_dispatch,
     ep_layout, numbered_words,
 };
 use nccl_device::{Epoch, Lamport, lamport_words};
 
-use super::ExpertParallel;
 use super::hybrid::Division;
+use super::{ExpertParallel, NAME};
 use crate::agree::or_default;
-use crate::check::refuse_if;
+use crate::prelude::*;
 
 /// The sizes of an [`ExpertParallel`], the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "options do nothing before `build`"]
 pub struct ExpertParallelOptions {
-    /// Elements of a token.
     pub(super) hidden: usize,
-    /// The most tokens of a rank.
     pub(super) tokens: usize,
-    /// Experts of all ranks.
     pub(super) experts: usize,
-    /// Experts of a token.
     pub(super) top_k: usize,
-    /// The rows of which each expert's first row is a multiple.
     pub(super) alignment: usize,
-    /// Whether tokens go to the experts as 8-bit floats.
     pub(super) f8: bool,
     /// The most rows of a rank in the form for high throughput.
     pub(super) rows: Option<usize>,
@@ -36,11 +28,8 @@ pub struct ExpertParallelOptions {
     pub(super) threads: Option<u32>,
 }
 
-/// The most elements of a token.
-const HIDDEN: usize = 8192;
-
-/// The most experts of all ranks.
-const EXPERTS: usize = 1024;
+const MOST_HIDDEN: usize = 8192;
+const MOST_EXPERTS: usize = 1024;
 
 impl ExpertParallelOptions {
     /// Returns the options for at most `tokens` tokens of each rank, of `hidden` elements, which
@@ -105,21 +94,27 @@ impl ExpertParallelOptions {
         Self { threads: Some(threads), ..self }
     }
 
-    /// Creates the operation, as [`ExpertParallel::new`] does.
+    /// Creates the operation. *Collective*. It allocates what [`memory`](Self::memory) says, and
+    /// [`most_rows`](ExpertParallel::most_rows) words.
     ///
     /// # Errors
     ///
-    /// As [`ExpertParallel::new`].
+    /// [`Error::InvalidInput`] for sizes that the kernels do not support; those of loading kernels,
+    /// and of creating windows and a device communicator;
+    /// [`WorldError::CallFailed`](devcomm_host::WorldError::CallFailed) if another rank fails;
+    /// [`WorldError::OptionsDiffer`](devcomm_host::WorldError::OptionsDiffer) for ranks with
+    /// different options.
     pub fn build(self, comm: &Communicator) -> Result<ExpertParallel> {
-        ExpertParallel::new(comm, self)
+        let made = comm.together(NAME, || ExpertParallel::new(comm, self))?;
+        comm.name(&made.order, "ExpertParallel");
+        Ok(made)
     }
 
     /// Returns what an [`ExpertParallel`] allocates on each GPU for `ranks` ranks in one LSA team.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for sizes that the kernels do not
-    /// support.
+    /// [`Error::InvalidInput`] for sizes that the kernels do not support.
     pub fn memory(self, ranks: usize) -> Result<ExpertParallelMemory> {
         let shape = self.shape(ranks)?;
         if self.rows.is_some() {
@@ -166,11 +161,8 @@ impl ExpertParallelOptions {
         }
     }
 
-    /// Returns what it allocates for `ranks` ranks in `teams` LSA teams, at least two.
-    ///
-    /// # Errors
-    ///
-    /// As [`memory`](Self::memory).
+    /// Returns what it allocates for `ranks` ranks in `teams` LSA teams, at least two. Errors are
+    /// those of [`memory`](Self::memory).
     pub fn memory_in_teams(self, ranks: usize, teams: usize) -> Result<ExpertParallelMemory> {
         refuse_if!(teams < 2 || !ranks.is_multiple_of(teams), "{ranks} ranks in {teams} LSA teams");
         let shape = self.shape_in_teams(ranks)?;
@@ -206,6 +198,11 @@ impl ExpertParallelOptions {
             .option("threads", or_default(threads))
     }
 
+    /// Returns the type of tokens on their way to the experts.
+    pub(super) fn row_type(self) -> DataType {
+        if self.f8 { F8E4M3::DATA_TYPE } else { bf16::DATA_TYPE }
+    }
+
     /// Returns the sizes of tokens on their way to the experts, given those of results.
     pub(super) fn sent(self, shape: Shape) -> Shape {
         let vectors = if self.f8 { shape.vectors / 2 } else { shape.vectors };
@@ -217,7 +214,6 @@ impl ExpertParallelOptions {
         if self.f8 { sent.scaled_slots() } else { sent.slots() }
     }
 
-    /// Returns [`ExpertParallel::most_rows`].
     pub(super) fn most_rows(self, ranks: usize) -> usize {
         let padding = self.local(ranks) * (self.alignment - 1);
         let all = ranks * self.tokens * self.top_k + padding;
@@ -251,8 +247,8 @@ impl ExpertParallelOptions {
     fn shape_of_any(self, ranks: usize) -> Result<Shape> {
         let Self { hidden, tokens, experts, top_k, alignment, f8, rows, blocks, threads } = self;
         refuse_if!(
-            hidden == 0 || !hidden.is_multiple_of(8) || hidden > HIDDEN,
-            "a token has {hidden} elements: they are a multiple of 8, up to {HIDDEN}"
+            hidden == 0 || !hidden.is_multiple_of(8) || hidden > MOST_HIDDEN,
+            "a token has {hidden} elements: they are a multiple of 8, up to {MOST_HIDDEN}"
         );
         refuse_if!(
             f8 && !hidden.is_multiple_of(SCALED),
@@ -260,9 +256,9 @@ impl ExpertParallelOptions {
              share a scale"
         );
         refuse_if!(
-            experts == 0 || !experts.is_multiple_of(ranks) || experts > EXPERTS,
+            experts == 0 || !experts.is_multiple_of(ranks) || experts > MOST_EXPERTS,
             "{experts} experts on {ranks} ranks: each rank has as many, and there are at most \
-             {EXPERTS}"
+             {MOST_EXPERTS}"
         );
         refuse_if!(
             top_k == 0 || top_k > Shape::TOP_K,
@@ -323,17 +319,5 @@ impl ExpertParallelMemory {
     #[must_use]
     pub const fn total(&self) -> usize {
         self.dispatch_slots + self.combine_slots + self.messages + self.rows + self.routing
-    }
-}
-
-impl fmt::Display for ExpertParallelMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { dispatch_slots, combine_slots, messages, rows, routing } = self;
-        let total = self.total();
-        write!(
-            f,
-            "{total} B: {dispatch_slots} for rows that arrive, {combine_slots} for results that \
-             arrive, {messages} for messages, {rows} for rows, {routing} for routing"
-        )
     }
 }

@@ -1,22 +1,19 @@
 //! The form for one LSA team and high throughput: its memory, and its launches.
 
-use std::fmt;
-
-use devcomm_host::{Communicator, Result, Stream, SymmetricBuffer, Window};
-use devcomm_kernels as kernels;
 use devcomm_kernels::expert_parallel::counted::CountedArgs;
 use devcomm_kernels::expert_parallel::{Counted, Shape};
-use devcomm_types::F8E4M3;
-use half::bf16;
+use devcomm_types::IntoArg;
 
-use super::form::{Arrivals, Form, Launch, Outputs, RowsInOrder, Source, tokens_args};
+use super::form::{Form, Launch, Outputs, RowsInOrder, Source, tokens_args};
 use super::{ExpertParallel, ExpertParallelOptions, MANY_THREADS, shape_args};
-use crate::launch::LaunchWith;
+use crate::check::window;
+use crate::launch::Abi;
+use crate::prelude::*;
 
 /// The memory of the form for high throughput; from `flags` on, that of the kernels' [`Counted`].
 pub(super) struct Throughput {
-    rows: Arrivals,
-    /// The scales of 8-bit floats.
+    /// Where rows arrive.
+    rows: Window<u8>,
     scales: Window<f32>,
     /// Where results arrive.
     results: Window<bf16>,
@@ -27,7 +24,6 @@ pub(super) struct Throughput {
     firsts: SymmetricBuffer<u32>,
     state: SymmetricBuffer<u32>,
     absent: SymmetricBuffer<u64>,
-    /// The rows that there is room for.
     capacity: usize,
 }
 
@@ -44,10 +40,7 @@ impl Throughput {
         let scales = if options.f8 { capacity * sent.scale_vectors() as usize } else { 1 };
         // New windows and buffers are zeroed, as some of these must be.
         Ok(Self {
-            rows: match options.f8 {
-                true => Arrivals::F8(comm.window(capacity * options.hidden)?),
-                false => Arrivals::Bf16(comm.window(capacity * options.hidden)?),
-            },
+            rows: comm.window(capacity * options.hidden * options.row_type().size())?,
             scales: comm.window(4 * scales)?,
             results: comm.window(Counted::results(shape, ranks) * options.hidden)?,
             flags: comm.window(Counted::flag_words(ranks))?,
@@ -61,19 +54,7 @@ impl Throughput {
         })
     }
 
-    #[expect(clippy::type_complexity, reason = "the fields of one struct")]
-    fn memory(
-        &self,
-    ) -> CountedArgs<
-        &Window<u32>,
-        &Window<u32>,
-        &Window<u32>,
-        &SymmetricBuffer<u32>,
-        &SymmetricBuffer<u32>,
-        &SymmetricBuffer<u32>,
-        &SymmetricBuffer<u64>,
-        u32,
-    > {
+    fn memory(&self) -> impl IntoArg<Abi<Counted>> {
         let Self { flags, counts, tokens, own, firsts, state, absent, .. } = self;
         let capacity = self.capacity as u32;
         CountedArgs { flags, counts, tokens, own, firsts, state, absent, capacity }
@@ -89,9 +70,11 @@ impl Form for Throughput {
         let groups = experts.grouped_args(RowsInOrder::NONE, 0);
         let config = experts.config(count, MANY_THREADS);
         macro_rules! launch {
-            ($element:ty, $rows:expr) => {{
+            ($element:ty) => {{
+                let rows = self.rows.device_slice();
+                let (rows, _) = window::<$element, _>("the memory of rows", &rows)?;
                 let memory = self.memory();
-                let args = (comm, memory, $rows, scales, sizes, tokens, groups, faults, steps);
+                let args = (comm, memory, &rows, scales, sizes, tokens, groups, faults, steps);
                 // SAFETY: `ExpertParallel` has checked the buffers and orders the launches;
                 // dropping a buffer waits for the stream. `new` allocates what the kernel needs.
                 unsafe {
@@ -99,20 +82,17 @@ impl Form for Throughput {
                 }
             }};
         }
-        match &self.rows {
-            Arrivals::Bf16(rows) => launch!(bf16, rows),
-            Arrivals::F8(rows) => launch!(F8E4M3, rows),
+        match experts.options.f8 {
+            true => launch!(F8E4M3),
+            false => launch!(bf16),
         }
     }
 
     fn group(&self, experts: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()> {
-        let (arrived, scales) = match &self.rows {
-            Arrivals::Bf16(rows) => (rows.device_address(), 0),
-            Arrivals::F8(rows) => (rows.device_address(), self.scales.device_address()),
-        };
+        let scales = if experts.options.f8 { self.scales.device_address() } else { 0 };
         let (sizes, ranks) = (shape_args(experts.sent), experts.communicator.n_ranks() as u32);
         let groups = experts.grouped_args(rows, 0);
-        let args = (self.memory(), sizes, ranks, arrived, scales, groups);
+        let args = (self.memory(), sizes, ranks, self.rows.device_address(), scales, groups);
         let config = experts.config(experts.expected_tokens(), MANY_THREADS);
         // SAFETY: `ExpertParallel` has checked that the rows are there, and orders the launches.
         unsafe { kernels::ep_expand::launch(args, config, &experts.compiled.on(stream)) }
@@ -131,11 +111,11 @@ impl Form for Throughput {
         Ok(&self.absent)
     }
 
-    fn arrivals(&self) -> Result<&Arrivals> {
+    fn arrivals(&self) -> Result<&Window<u8>> {
         Ok(&self.rows)
     }
 
-    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, ", room for {} rows", self.capacity)
+    fn describe(&self) -> String {
+        format!(", room for {} rows", self.capacity)
     }
 }

@@ -1,12 +1,10 @@
 //! The measurement that finds the fastest plan of a shape.
 
-use devcomm_host::{Buffer, Result};
-use half::bf16;
-
 use super::{FusedGemm, Fusion, Operands, Output};
 use crate::GemmPlan;
 use crate::agree::{all_can, is_same};
-use crate::check::are_aligned;
+use crate::gemm::Added;
+use crate::prelude::*;
 use crate::timing::{fastest, slowest};
 
 impl<F: Fusion> FusedGemm<F> {
@@ -27,28 +25,26 @@ impl<F: Fusion> FusedGemm<F> {
     /// # Errors
     ///
     /// Those of [`launch`](Self::launch) and [`set_plan`](Self::set_plan), and
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for ranks that have different
-    /// plans, or ask for different shapes.
+    /// [`Error::InvalidInput`] for ranks that have different plans, or ask for different shapes.
     pub fn measure<A, B, C>(&self, a: &A, b: &B, c: &C, shape: [usize; 3]) -> Result<F::Plan>
     where
         A: Buffer<Element = bf16>,
         B: Buffer<Element = bf16>,
         C: Output<F>,
     {
-        let (a, b) = (a.device_slice(), b.device_slice());
-        c.with(|c| self.find_fastest("measure", shape, self.operands([&a, &b], c, None, shape)))
+        let matrices = [a.device_slice(), b.device_slice(), c.device_slice()];
+        self.find_fastest("measure", shape, self.operands(matrices, &Added::NOTHING, shape))
     }
 
     /// Measures a shape for which no plan was chosen, unless a stream is captured. *Collective*.
-    pub(super) fn measure_first(&self, operands: &Operands<'_, F>) -> Result<()> {
+    pub(super) fn measure_first(&self, operands: &Operands) -> Result<()> {
         let (base, key) = (&self.base, Self::key(operands.extents));
         let is_known = base.decisions.has_choice(key);
         if is_known || base.context().refuse_capturing("a plan is measured").is_err() {
             return Ok(());
         }
-        let operands = Operands { a: operands.a, b: operands.b, c: operands.c, ..*operands };
-        self.find_fastest("the first product of a shape", operands.extents.lengths(), Ok(operands))
-            .map(drop)
+        let (call, shape) = ("the first product of a shape", operands.extents.lengths());
+        self.find_fastest(call, shape, Ok(operands.clone())).map(drop)
     }
 
     /// Times plans of a shape, and keeps the fastest. *Collective*.
@@ -56,7 +52,7 @@ impl<F: Fusion> FusedGemm<F> {
         &self,
         call: &str,
         shape @ [m, _, k]: [usize; 3],
-        operands: Result<Operands<'_, F>>,
+        operands: Result<Operands>,
     ) -> Result<F::Plan> {
         let base = &self.base;
         let own = operands.and_then(|operands| {
@@ -89,12 +85,7 @@ impl<F: Fusion> FusedGemm<F> {
     /// Returns the fastest of these plans, the same in all ranks. The plan that is not fused is
     /// timed with the likely plans of its product. Plans that not all ranks can do are left out. An
     /// error leaves the product's plan as it was. *Collective*.
-    fn time(
-        &self,
-        operands: &Operands<'_, F>,
-        plans: &[F::Plan],
-        expected: F::Plan,
-    ) -> Result<F::Plan> {
+    fn time(&self, operands: &Operands, plans: &[F::Plan], expected: F::Plan) -> Result<F::Plan> {
         let (comm, extents, gemm) = (&self.base.comm, operands.extents, self.base.gemm());
         let own = || match gemm {
             Some(gemm) => Ok((gemm.plan_of(extents)?, gemm.likely(extents)?)),
@@ -110,7 +101,7 @@ impl<F: Fusion> FusedGemm<F> {
         };
         // A plan's workspace may be too small: then the decision is another plan than that set.
         let can = |plan| {
-            let is_aligned = plan == F::UNFUSED || are_aligned(operands.addresses);
+            let is_aligned = plan == F::UNFUSED || operands.matrices.are_aligned();
             is_aligned && self.decide(extents).plan == plan
         };
         let products_of = |plan| if plan == F::UNFUSED { &products[..] } else { &products[..1] };
@@ -136,34 +127,4 @@ impl<F: Fusion> FusedGemm<F> {
 }
 
 #[cfg(test)]
-mod tests {
-    use devcomm_host::World;
-
-    use super::*;
-    use crate::GemmReduceScatter;
-
-    #[test]
-    fn the_first_product_of_a_shape_is_measured_if_the_process_asks_for_that() {
-        let run = |rank: &devcomm_host::Rank| {
-            let (comm, stream) = (rank.communicator()?, rank.stream()?);
-            let (a, b) = (comm.mem_alloc::<bf16>(6 * 16)?, comm.mem_alloc::<bf16>(8 * 16)?);
-            let c = comm.mem_alloc::<bf16>(3 * 8)?;
-            [&a, &b].into_iter().try_for_each(|factor| stream.fill(factor, bf16::ONE))?;
-            let mut product = GemmReduceScatter::new(comm, &stream, 6, 8)?;
-            product.launch(&a, &b, &c, [6, 8, 16])?;
-            assert_ne!(product.explain([6, 8, 16])?.reason, "as it was measured");
-            product.base.measures_first = true;
-            for _ in 0..2 {
-                product.launch(&a, &b, &c, [6, 8, 16])?;
-            }
-            let reason = |shape| product.explain(shape).map(|how| how.reason);
-            assert_eq!(reason([6, 8, 16])?, "as it was measured");
-            assert_ne!(reason([6, 8, 8])?, "as it was measured");
-            let mut got = [bf16::ZERO; 24];
-            stream.copy_to_host(&c.device_slice(), &mut got)?;
-            assert_eq!(got, [bf16::from_f32(32.0); 24]);
-            Ok::<_, devcomm_host::Error>(())
-        };
-        World::simulated(2).unwrap().run(run).unwrap();
-    }
-}
+mod tests;

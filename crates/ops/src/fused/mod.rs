@@ -15,20 +15,14 @@ use std::fmt::{self, Debug, Display};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use devcomm_host::{
-    Buffer, Communicator, Context, DeviceSlice, Result, Stream, StreamOrder, Window,
-};
-use half::bf16;
-
 pub(crate) use self::wide::ExchangeKernels;
 use crate::agree::is_single_lsa_team;
-use crate::check::{address, are_aligned, check_len, refuse, refuse_if, require_context};
 use crate::collectives::HOPPER;
 use crate::decisions::Decisions;
-use crate::extents::Extents;
 use crate::gemm::{Added, Matrices};
+use crate::prelude::*;
 use crate::tuned::Tuned;
-use crate::{Collectives, CollectivesOptions, Explanation, Gemm};
+use crate::{Collectives, CollectivesOptions, Gemm};
 
 /// A matrix product fused with a collective, on one communicator and one stream: owns the loaded
 /// kernels and their workspace, and launches them. It is [`GemmAllReduce`](crate::GemmAllReduce),
@@ -156,23 +150,15 @@ pub(crate) fn is_hopper(comm: &Communicator) -> bool {
     comm.context().limits().compute_capability == HOPPER
 }
 
-/// The matrices of a product, checked: they have the elements, and are of the operation's context.
-pub struct Operands<'a, F: Fusion> {
-    pub(crate) a: &'a DeviceSlice<bf16>,
-    pub(crate) b: &'a DeviceSlice<bf16>,
-    pub(crate) c: &'a F::C,
-    /// The addresses of A, B and C.
-    pub(crate) addresses: [u64; 3],
-    /// What is added to the product, by the plan that is not fused.
-    pub(crate) added: Option<&'a Added<bf16>>,
+/// A product that was checked: the matrices have the elements, and are of the operation's context.
+#[derive(Clone)]
+pub struct Operands {
+    /// A, B and C.
+    pub(crate) slices: [DeviceSlice<bf16>; 3],
+    pub(crate) matrices: Matrices,
     pub(crate) extents: Extents,
-}
-
-impl<F: Fusion> Operands<'_, F> {
-    /// Returns the matrices as kernels take them.
-    pub(crate) fn matrices(&self) -> Matrices {
-        Matrices::plain(self.addresses, self.extents)
-    }
+    /// Whether something is added to the product, which only the plan that is not fused does.
+    has_epilogue: bool,
 }
 
 /// A way to do the product and the collective in one kernel, and its memory, once it is prepared.
@@ -183,29 +169,19 @@ pub trait Strategy<F: Fusion> {
     /// Loads the kernels and allocates their memory, the first time. *Collective*.
     fn prepare(&self, base: &Base<F>, plan: F::Plan) -> Result<()>;
 
-    /// Enqueues a product.
     ///
     /// # Safety
     ///
     /// The plan [supports](Self::supports) the shape. The matrices begin at multiples of 16 bytes,
     /// and stay allocated until the product has ended. Launches are ordered, and the same in all
     /// ranks.
-    unsafe fn launch(
-        &self,
-        base: &Base<F>,
-        plan: F::Plan,
-        operands: &Operands<'_, F>,
-    ) -> Result<()>;
+    unsafe fn launch(&self, base: &Base<F>, plan: F::Plan, operands: &Operands) -> Result<()>;
 }
 
 /// The collective of a [`FusedGemm`].
 pub trait Fusion: Sized {
-    /// How products are done.
     type Plan: Copy + PartialEq + Debug + Display + FromStr;
-    /// The memory of C.
-    type C: Matrix;
 
-    /// The name of the operation.
     const NAME: &'static str;
     /// The names of the extents of the largest matrix that the ranks exchange.
     const MOST: [&'static str; 2];
@@ -214,7 +190,6 @@ pub trait Fusion: Sized {
     /// Whether ranks may have different numbers of columns, on which no plan depends then.
     const COLUMNS_DIFFER: bool = false;
 
-    /// Validates a shape.
     fn extents(shape: [usize; 3]) -> Result<Extents> {
         Extents::new(shape)
     }
@@ -222,16 +197,16 @@ pub trait Fusion: Sized {
     /// Returns the rows of A and of C that a rank has, if there is memory for a product.
     fn rows(&self, base: &Base<Self>, extents: Extents) -> Result<[usize; 2]>;
 
+    /// Refuses a C that no kernel can write.
+    fn require_c(_: &Base<Self>, _: &DeviceSlice<bf16>, _: [usize; 2]) -> Result<()> {
+        Ok(())
+    }
+
     /// Returns the strategy that does a plan; `None` for the one that is not fused.
     fn strategy(&self, plan: Self::Plan) -> Option<&dyn Strategy<Self>>;
 
     /// Enqueues the product and the collective, one after the other.
-    fn launch_unfused(
-        &self,
-        base: &Base<Self>,
-        by: &Unfused,
-        operands: &Operands<'_, Self>,
-    ) -> Result<()>;
+    fn launch_unfused(&self, base: &Base<Self>, by: &Unfused, operands: &Operands) -> Result<()>;
 
     /// Returns the plan of a shape for which none was chosen that can do it.
     fn choose(&self, base: &Base<Self>, extents: Extents) -> Explanation<Self::Plan>;
@@ -255,34 +230,10 @@ pub trait Fusion: Sized {
     }
 }
 
-/// Memory of a matrix.
-pub trait Matrix {
-    /// Returns the address of C with these rows and columns, if it has them and is of the
-    /// communicator.
-    fn address_of_c(&self, comm: &Communicator, rows: usize, columns: usize) -> Result<u64>;
-}
-
-impl Matrix for DeviceSlice<bf16> {
-    fn address_of_c(&self, comm: &Communicator, rows: usize, columns: usize) -> Result<u64> {
-        address(comm.context(), "C", self, rows, columns)
-    }
-}
-
-impl Matrix for Window<bf16> {
-    fn address_of_c(&self, comm: &Communicator, rows: usize, columns: usize) -> Result<u64> {
-        refuse_if!(!self.communicator().is(comm), "C is a window of another communicator");
-        check_len("C", self.min_len(), rows, columns)?;
-        Ok(self.device_address())
-    }
-}
-
-/// What C may be: a window of [`GemmAllReduce`](crate::GemmAllReduce), which stores to all ranks,
-/// and any [`Buffer`] of the other operations.
+/// Memory of C: a window for [`GemmAllReduce`](crate::GemmAllReduce), which stores to all ranks,
+/// and any [`Buffer`] for the other operations.
 #[diagnostic::on_unimplemented(message = "`{Self}` is no memory for C of this operation")]
-pub trait Output<F: Fusion> {
-    /// Calls `run` with the memory.
-    fn with<R>(&self, run: impl FnOnce(&F::C) -> Result<R>) -> Result<R>;
-}
+pub trait Output<F: Fusion>: Buffer<Element = bf16> {}
 
 impl<F: Fusion> FusedGemm<F> {
     /// Creates the operation. *Collective*.
@@ -299,7 +250,7 @@ impl<F: Fusion> FusedGemm<F> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape that no product has.
+    /// [`Error::InvalidInput`] for a shape that no product has.
     pub fn explain(&self, shape: [usize; 3]) -> Result<Explanation<F::Plan>> {
         Ok(self.decide(F::extents(shape)?))
     }
@@ -311,12 +262,10 @@ impl<F: Fusion> FusedGemm<F> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a plan that needs other GPUs
-    /// or another number of ranks, or sends partial sums in another type;
-    /// [`DevCommError::SeveralLsaTeams`](devcomm_host::DevCommError::SeveralLsaTeams) where load
-    /// and store do not reach all ranks;
-    /// [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) for other GPUs; those of
-    /// loading kernels and of creating windows and a device communicator.
+    /// [`Error::InvalidInput`] for a plan that needs other GPUs or another number of ranks, or
+    /// sends partial sums in another type; [`DevCommError::SeveralLsaTeams`] where load and store
+    /// do not reach all ranks; [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) for
+    /// other GPUs; those of loading kernels and of creating windows and a device communicator.
     pub fn set_plan(&self, plan: Option<F::Plan>) -> Result<()> {
         if let Some(plan) = plan {
             self.fusion.require(&self.base, plan)?;
@@ -355,38 +304,34 @@ impl<F: Fusion> FusedGemm<F> {
     ///
     /// # Errors
     ///
-    /// In a checked world, [`WorldError::CallsDiffer`](devcomm_host::WorldError::CallsDiffer) for
-    /// ranks that call another operation or have another shape.
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements or
-    /// that ranks cannot share, buffers and windows that are too short, not aligned as the plan
-    /// needs them, or of another context or communicator, or a product that is too large for this
-    /// workspace; errors of the launch.
+    /// [`Error::InvalidInput`] for a shape without elements or that ranks cannot share, buffers and
+    /// windows that are too short, not aligned as the plan needs them, or of another context or
+    /// communicator, or a product that is too large for this workspace; in a checked world,
+    /// [`WorldError::CallsDiffer`](devcomm_host::WorldError::CallsDiffer) for ranks that call
+    /// another operation or have another shape; errors of the launch.
     pub fn launch<A, B, C>(&self, a: &A, b: &B, c: &C, shape: [usize; 3]) -> Result<()>
     where
         A: Buffer<Element = bf16>,
         B: Buffer<Element = bf16>,
         C: Output<F>,
     {
-        let (a, b) = (a.device_slice(), b.device_slice());
-        c.with(|c| self.run(&self.operands([&a, &b], c, None, shape)?))
+        let matrices = [a.device_slice(), b.device_slice(), c.device_slice()];
+        self.run(&self.operands(matrices, &Added::NOTHING, shape)?)
     }
 
-    /// Checks the matrices, and returns them.
-    pub(crate) fn operands<'a>(
+    /// Checks a product, and what is added to it.
+    pub(crate) fn operands(
         &self,
-        [a, b]: [&'a DeviceSlice<bf16>; 2],
-        c: &'a F::C,
-        added: Option<&'a Added<bf16>>,
+        slices: [DeviceSlice<bf16>; 3],
+        added: &Added<bf16>,
         shape: [usize; 3],
-    ) -> Result<Operands<'a, F>> {
-        let (extents, [_, n, k], context) = (F::extents(shape)?, shape, self.base.context());
-        let [rows_a, rows_c] = self.fusion.rows(&self.base, extents)?;
-        let addresses = [
-            address(context, "A", a, rows_a, k)?,
-            address(context, "B", b, n, k)?,
-            c.address_of_c(&self.base.comm, rows_c, n)?,
-        ];
-        Ok(Operands { a, b, c, addresses, added, extents })
+    ) -> Result<Operands> {
+        let (extents, [_, n, _], [a, b, c]) = (F::extents(shape)?, shape, &slices);
+        let [rows_of_a, rows_of_c] = self.fusion.rows(&self.base, extents)?;
+        F::require_c(&self.base, c, [rows_of_c, n])?;
+        let rows = [rows_of_a, n, rows_of_c];
+        let matrices = Matrices::checked(self.base.context(), extents, (a, b, c), rows, added)?;
+        Ok(Operands { slices, matrices, extents, has_epilogue: !added.is_nothing() })
     }
 
     /// Returns the extents on which the plan of a shape depends, the same in all ranks.
@@ -404,19 +349,18 @@ impl<F: Fusion> FusedGemm<F> {
         self.base.decisions.decide(key, can, || self.fusion.choose(&self.base, key))
     }
 
-    /// Enqueues a product.
-    pub(crate) fn run(&self, operands: &Operands<'_, F>) -> Result<()> {
+    pub(crate) fn run(&self, operands: &Operands) -> Result<()> {
         let base = &self.base;
-        if base.measures_first && operands.added.is_none() {
+        if base.measures_first && !operands.has_epilogue {
             self.measure_first(operands)?;
         }
-        let plan = match operands.added {
-            None => self.decide(operands.extents).plan,
-            Some(_) => F::UNFUSED,
+        let plan = match operands.has_epilogue {
+            false => self.decide(operands.extents).plan,
+            true => F::UNFUSED,
         };
         let strategy = self.fusion.strategy(plan);
         refuse_if!(
-            strategy.is_some() && !are_aligned(operands.addresses),
+            strategy.is_some() && !operands.matrices.are_aligned(),
             "the plan `{plan}` needs A, B and C at multiples of 16 bytes"
         );
         base.comm.compare_kernel(&base.order, || match operands.extents.lengths() {
@@ -439,7 +383,6 @@ impl<F: Fusion> Debug for FusedGemm<F> {
     }
 }
 
-/// Prepares what is not prepared yet.
 pub(crate) fn prepare_once<T>(cell: &OnceCell<T>, new: impl FnOnce() -> Result<T>) -> Result<()> {
     if cell.get().is_none() {
         let _ = cell.set(new()?);

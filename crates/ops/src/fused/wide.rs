@@ -1,12 +1,11 @@
 //! The preparation of fused kernels whose tiles are messages.
 
-use devcomm_host::{DevCommRequirements, DevCommResource, Kernels, LaunchConfig, Result};
 use devcomm_kernels::gemm::gemm_wgmma::CLUSTER;
 
 use super::{Base, Fusion};
-use crate::check::refuse;
 use crate::gemm::wide_grid;
 use crate::lamport::LamportMemory;
+use crate::prelude::*;
 
 /// Kernels whose tiles are messages, and the memory of these.
 pub(crate) struct ExchangeKernels {

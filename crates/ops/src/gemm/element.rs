@@ -1,14 +1,13 @@
 //! The element types of products, and their kernels.
 
-use devcomm_host::{Element, Result, TensorMap};
-use devcomm_kernels as kernels;
-use devcomm_types::{F8E4M3, F8E5M2};
-use half::{bf16, f16};
+use devcomm_host::TensorMap;
+use devcomm_kernels::gemm::groups::GroupsArgs;
+use devcomm_types::F8E5M2;
+use half::f16;
 
 use super::launches::Matrices;
 use super::product::EpilogueArgs;
-use crate::check::refuse;
-use crate::launch::LaunchWith;
+use crate::prelude::*;
 
 /// The arguments of `gemm_wgmma`: maps of A, B and C, C's address if its map is not used, the
 /// shape, and whether A and B are transposed.
@@ -17,6 +16,11 @@ pub type WideArgs = (TensorMap, TensorMap, TensorMap, u64, u32, u32, u32, bool, 
 pub type PortableArgs = (u64, u64, u64, u32, u32, u32, bool, bool, EpilogueArgs);
 /// The arguments of `gemm_blocks`: those of [`WideArgs`], but for A and B addresses of scales.
 pub type BlocksArgs = (TensorMap, TensorMap, TensorMap, u64, u32, u32, u32, u64, u64, EpilogueArgs);
+/// The arguments of `gemm_grouped`: maps of A, B and C, C's address, the groups, and the shape.
+pub type GroupedArgs = (TensorMap, TensorMap, TensorMap, u64, Groups, u32, u32, u32, EpilogueArgs);
+/// The arguments of `gemm_grouped_mma`: the addresses of A, B and C, the groups, and the shape.
+pub type GroupedPortableArgs = (u64, u64, u64, Groups, u32, u32, u32, EpilogueArgs);
+type Groups = GroupsArgs<u32, u64, u64>;
 
 /// A sealed trait: launches rely on each type having the kernels of its elements.
 pub trait Sealed {}
@@ -46,16 +50,29 @@ pub trait ScaledElement: GemmElement {
     type Blocks: LaunchWith<BlocksArgs>;
 }
 
-/// An element type of A and B that may be stored transposed: `bf16` or `f16`. Hopper's tensor cores
-/// take 8-bit floats only with the terms of a sum side by side.
+/// An element type of 16 bits, whose A and B may be stored transposed or have groups of rows:
+/// `bf16` or `f16`. Hopper's tensor cores take 8-bit floats only with the terms of a sum side by
+/// side.
 #[diagnostic::on_unimplemented(
-    message = "products of `{Self}` have no transposed A or B",
+    message = "products of `{Self}` have no transposed A or B, and no groups",
     note = "tensor cores transpose 16-bit floats only: store A as `m x k` and B as `n x k`"
 )]
-pub trait TransposableElement: GemmElement {}
+pub trait HalfElement: GemmElement {
+    #[doc(hidden)]
+    type Grouped: LaunchWith<GroupedArgs>;
+    #[doc(hidden)]
+    type GroupedPortable: LaunchWith<GroupedPortableArgs>;
+}
 
-impl TransposableElement for bf16 {}
-impl TransposableElement for f16 {}
+impl HalfElement for bf16 {
+    type Grouped = kernels::gemm_grouped<Self>;
+    type GroupedPortable = kernels::gemm_grouped_mma<Self>;
+}
+
+impl HalfElement for f16 {
+    type Grouped = kernels::gemm_grouped<Self>;
+    type GroupedPortable = kernels::gemm_grouped_mma<Self>;
+}
 
 impl ScaledElement for F8E4M3 {
     type Blocks = kernels::gemm_blocks<Self>;

@@ -1,20 +1,13 @@
 //! Products of groups of rows, each with a B of its own: the experts of a layer.
 
-use devcomm_host::{Buffer, DeviceSlice, Kernels, LaunchConfig, Result, Stream, TensorMap};
-use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::groups::GroupsArgs;
 use devcomm_kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide};
-use devcomm_types::Kernel;
-use half::{bf16, f16};
 
 use super::GemmPlan;
-use super::element::TransposableElement;
+use super::element::HalfElement;
 use super::launches::{Matrices, wide_maps_of_groups};
-use super::product::{Activation, Added, EpilogueArgs};
-use crate::KERNELS;
-use crate::check::{address, refuse_if};
-use crate::extents::Extents;
-use crate::launch::LaunchWith;
+use super::product::{Activation, Added};
+use crate::prelude::*;
 
 /// `C = A x B^T` for each group of rows of A and C, with a B for each group, on one GPU and one
 /// stream: owns the loaded kernels, and launches them.
@@ -66,30 +59,6 @@ pub struct RowGroups {
     pub sizes: DeviceSlice<u32>,
 }
 
-/// An element type of grouped products: `bf16` or `f16`.
-pub trait GroupedElement: TransposableElement {
-    #[doc(hidden)]
-    type Wide: LaunchWith<WideArgs>;
-    #[doc(hidden)]
-    type Portable: LaunchWith<PortableArgs>;
-}
-
-type GroupArgs = GroupsArgs<u32, u64, u64>;
-/// The arguments of `gemm_grouped`: maps of A, B and C, C's address, the groups, and the shape.
-type WideArgs = (TensorMap, TensorMap, TensorMap, u64, GroupArgs, u32, u32, u32, EpilogueArgs);
-/// The arguments of `gemm_grouped_mma`: the addresses of A, B and C, the groups, and the shape.
-type PortableArgs = (u64, u64, u64, GroupArgs, u32, u32, u32, EpilogueArgs);
-
-impl GroupedElement for bf16 {
-    type Wide = kernels::gemm_grouped<Self>;
-    type Portable = kernels::gemm_grouped_mma<Self>;
-}
-
-impl GroupedElement for f16 {
-    type Wide = kernels::gemm_grouped<Self>;
-    type Portable = kernels::gemm_grouped_mma<Self>;
-}
-
 const FILES: &[&str] =
     &[kernels::gemm_grouped::<bf16>::FILE, kernels::gemm_grouped_mma::<bf16>::FILE];
 
@@ -115,8 +84,7 @@ impl GroupedGemm {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements or
-    /// too large a one.
+    /// [`Error::InvalidInput`] for a shape without elements or too large a one.
     pub fn plan(&self, shape: [usize; 3]) -> Result<GemmPlan> {
         Ok(self.plan_of(Extents::new(shape)?))
     }
@@ -135,23 +103,17 @@ impl GroupedGemm {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements or
-    /// groups, and for buffers that are too short or of another context; errors of the launch.
-    pub fn launch<A, B, C, T>(
+    /// [`Error::InvalidInput`] for a shape without elements or groups, and for buffers that are too
+    /// short or of another context; errors of the launch.
+    pub fn launch<T: HalfElement>(
         &self,
-        a: &A,
-        b: &B,
-        c: &C,
+        a: &impl Buffer<Element = T>,
+        b: &impl Buffer<Element = T>,
+        c: &impl Buffer<Element = T>,
         groups: &RowGroups,
         shape: [usize; 3],
         activation: Option<Activation>,
-    ) -> Result<()>
-    where
-        A: Buffer<Element = T>,
-        B: Buffer<Element = T>,
-        C: Buffer<Element = T>,
-        T: GroupedElement,
-    {
+    ) -> Result<()> {
         let [m, n, k] = shape;
         let count = groups.sizes.len();
         refuse_if!(count == 0, "a grouped product without groups has nothing to do");
@@ -159,37 +121,35 @@ impl GroupedGemm {
         let of_b = count.saturating_mul(n);
         Extents::new([m, of_b, k])?;
         let (extents, context) = (Extents::new(shape)?, self.stream.context());
-        let slices = (a.device_slice(), b.device_slice(), c.device_slice());
-        let addresses = [
-            address(context, "A", &slices.0, m, k)?,
-            address(context, "B", &slices.1, of_b, k)?,
-            address(context, "C", &slices.2, m, n)?,
-        ];
+        let slices = (&a.device_slice(), &b.device_slice(), &c.device_slice());
+        let (rows, added) = ([m, of_b, m], Added { activation, ..Added::NOTHING });
+        let matrices = Matrices::checked(context, extents, slices, rows, &added)?;
         let groups = GroupsArgs {
             count: count as u32,
             offsets: address(context, "the groups' offsets", &groups.offsets, count, 1)?,
             sizes: address(context, "the groups' sizes", &groups.sizes, count, 1)?,
         };
-        let mut matrices = Matrices::plain(addresses, extents);
-        matrices.epilogue = Added::<T> { activation, ..Added::NOTHING }.args(context, [m, n])?;
-        let aligned = (addresses[0] | addresses[1] | addresses[2]).is_multiple_of(16);
         let Matrices { a, b, c, shape, epilogue, .. } = matrices;
         let ([m, n, k], count, target) = (shape, groups.count, self.compiled.on(&self.stream));
         // SAFETY: `address` has checked that the buffers have the elements; memory that is dropped
         // is freed after the work of the streams, and after the graphs.
         unsafe {
-            if aligned && self.plan_of(extents) == GemmPlan::Wide {
+            if matrices.are_aligned() && self.plan_of(extents) == GemmPlan::Wide {
                 const TILE: [u32; 3] = [wide::CLUSTER, wide::CLUSTER * wide::TILE_M, wide::TILE_N];
                 let block = [wide::THREADS, wide::SHARED];
-                let config = self.config::<T::Wide>(block, TILE, count, shape)?.with_dependent();
+                let config = self.config::<T::Grouped>(block, TILE, count, shape)?.with_dependent();
                 let ([a, b, map], _) =
                     wide_maps_of_groups::<T, T::Output>(&self.stream, matrices, count)?;
-                return T::Wide::launch((a, b, map, c, groups, m, n, k, epilogue), config, &target);
+                return T::Grouped::launch(
+                    (a, b, map, c, groups, m, n, k, epilogue),
+                    config,
+                    &target,
+                );
             }
             const TILE: [u32; 3] = [1, portable::TILE, portable::TILE];
             let block = [portable::THREADS, portable::SHARED];
-            let config = self.config::<T::Portable>(block, TILE, count, shape)?;
-            T::Portable::launch((a, b, c, groups, m, n, k, epilogue), config, &target)
+            let config = self.config::<T::GroupedPortable>(block, TILE, count, shape)?;
+            T::GroupedPortable::launch((a, b, c, groups, m, n, k, epilogue), config, &target)
         }
     }
 

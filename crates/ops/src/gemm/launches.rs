@@ -1,25 +1,16 @@
 //! The launches of the kernels of products.
 
-use devcomm_host::{
-    Context, DataType, Element, Kernels, LaunchConfig, Result, Stream, TensorMap, TensorMapDesc,
-};
-use devcomm_kernels as kernels;
-use devcomm_kernels::gemm::epilogue::FusedArgs;
-use devcomm_kernels::gemm::gemm_mma as portable;
+use devcomm_host::{DataType, TensorMap, TensorMapDesc};
 use devcomm_kernels::gemm::gemm_swapped::{self as swapped, Cluster, Division, Shape};
-use devcomm_kernels::gemm::gemm_wgmma as wide;
-use devcomm_kernels::gemm::slices;
-use devcomm_types::Kernel;
-use half::{bf16, f16};
+use devcomm_kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide, slices};
+use half::f16;
 
 use super::element::{GemmElement, GemmOutput, ScaledElement, no_kernel};
 use super::model::ResidentClusters;
 use super::plan::{GemmPlan, Tiling};
-use super::product::EpilogueArgs;
+use super::product::{Added, EpilogueArgs};
 use super::{Gemm, SliceMemory};
-use crate::check::refuse;
-use crate::extents::Extents;
-use crate::launch::LaunchWith;
+use crate::prelude::*;
 
 /// A launch's matrices, as their addresses, and its epilogue. A and B may be stored transposed.
 #[derive(Clone, Copy)]
@@ -33,16 +24,32 @@ pub struct Matrices {
 }
 
 impl Matrices {
-    /// Returns matrices at these addresses, without an epilogue.
-    pub(crate) fn plain([a, b, c]: [u64; 3], extents: Extents) -> Self {
-        let shape = extents.array();
-        let epilogue =
-            FusedArgs { scale_a: 0, scale_b: 0, bias: 0, residual: 0, linear: 0.0, cubic: 0.0 };
-        Self { a, b, c, shape, transposed: [false; 2], epilogue }
+    /// Checks that A, B and C with these rows, and what is added to the product, have the elements
+    /// and are of the context.
+    pub(crate) fn checked<T, O>(
+        context: &Context,
+        extents: Extents,
+        (a, b, c): (&DeviceSlice<T>, &DeviceSlice<T>, &DeviceSlice<O>),
+        [rows_of_a, rows_of_b, rows_of_c]: [usize; 3],
+        added: &Added<O>,
+    ) -> Result<Self> {
+        let [_, n, k] = extents.lengths();
+        Ok(Self {
+            a: address(context, "A", a, rows_of_a, k)?,
+            b: address(context, "B", b, rows_of_b, k)?,
+            c: address(context, "C", c, rows_of_c, n)?,
+            shape: extents.array(),
+            transposed: [false; 2],
+            epilogue: added.args(context, [rows_of_c, n])?,
+        })
+    }
+
+    /// Returns whether TMA can load and store them.
+    pub(crate) fn are_aligned(&self) -> bool {
+        (self.a | self.b | self.c).is_multiple_of(16)
     }
 }
 
-/// Returns the tensor map of a matrix of `T`.
 pub(crate) fn map<T: Element>(
     stream: &Stream,
     address: u64,
@@ -53,7 +60,6 @@ pub(crate) fn map<T: Element>(
     stream.context().tensor_map(&desc)
 }
 
-/// The launch of a plan for a shape.
 #[derive(Clone, Copy)]
 pub(super) enum Prepared {
     Wide(LaunchConfig),
@@ -76,31 +82,103 @@ pub(super) struct Tiled {
     launch: LaunchTiled,
 }
 
-type LaunchTiled =
-    unsafe fn(&Kernels, &Stream, Matrices, LaunchConfig, Division, SlicesArgs) -> Result<()>;
+type LaunchTiled = unsafe fn(&Gemm, Matrices, &Tiled) -> Result<()>;
 
-/// Prepares a plan. Returns `None` if the GPU has no room for it, or the type has no such kernel.
-pub(super) fn prepare<T: GemmElement, O: GemmOutput<T>>(
-    compiled: &Kernels,
-    context: &Context,
-    plan: GemmPlan,
-    shape: [u32; 3],
-) -> Result<Option<Prepared>> {
-    if plan == GemmPlan::Wide {
-        return Ok(wide_config(compiled, shape)?.map(Prepared::Wide));
+impl Gemm {
+    /// Prepares a plan. Returns `None` for the portable one, if the GPU has no room for the plan,
+    /// or if the type has no such kernel.
+    pub(super) fn prepare_plan<T: GemmElement, O: GemmOutput<T>>(
+        &self,
+        plan: GemmPlan,
+        extents: Extents,
+    ) -> Result<Option<Prepared>> {
+        let (compiled, context, shape) = (&self.compiled, self.stream.context(), extents.array());
+        if plan == GemmPlan::Wide {
+            return Ok(wide_config(compiled, shape)?.map(Prepared::Wide));
+        }
+        let swapped = plan.swapped(shape).filter(|_| T::DATA_TYPE == O::DATA_TYPE);
+        let Some((Tiling { rows, columns, cluster, slices }, shape)) = swapped else {
+            return Ok(None);
+        };
+        let Some(tile_kernels) = kernels_of(plan, (rows, columns)) else { return Ok(None) };
+        let kernel = tile_kernels.kernels.iter().find(|kernel| kernel.key == T::DATA_TYPE);
+        let Some(kernel) = kernel else { return Ok(None) };
+        let resident = (kernel.resident)(compiled, context, cluster.blocks())?;
+        Ok(tile_kernels.divide(shape, cluster, slices, resident).map(|(division, config)| {
+            let is_swapped = matches!(plan, GemmPlan::Swapped(_));
+            Prepared::Tiled(Tiled { config, is_swapped, division, slices, launch: kernel.launch })
+        }))
     }
-    let swapped = plan.swapped(shape).filter(|_| T::DATA_TYPE == O::DATA_TYPE);
-    let Some((Tiling { rows, columns, cluster, slices }, shape)) = swapped else {
-        return Ok(None);
-    };
-    let Some(tile_kernels) = kernels_of(plan, (rows, columns)) else { return Ok(None) };
-    let kernel = tile_kernels.kernels.iter().find(|kernel| kernel.key == T::DATA_TYPE);
-    let Some(kernel) = kernel else { return Ok(None) };
-    let resident = (kernel.resident)(compiled, context, cluster.blocks())?;
-    Ok(tile_kernels.divide(shape, cluster, slices, resident).map(|(division, config)| {
-        let is_swapped = matches!(plan, GemmPlan::Swapped(_));
-        Prepared::Tiled(Tiled { config, is_swapped, division, slices, launch: kernel.launch })
-    }))
+
+    /// Enqueues a product by what was prepared, or by the portable kernel.
+    ///
+    /// # Safety
+    ///
+    /// The matrices have the elements of the shape that was prepared, and stay allocated until the
+    /// product has ended. No other product uses the memory of the slices at the same time.
+    pub(super) unsafe fn launch_prepared<T: GemmElement, O: GemmOutput<T>>(
+        &self,
+        prepared: Option<Prepared>,
+        matrices: Matrices,
+    ) -> Result<()> {
+        // SAFETY: the caller passes matrices of the prepared shape that outlive the product, and
+        // lets no other product use the memory of the slices.
+        unsafe {
+            match prepared {
+                None => self.launch_portable::<T, O>(matrices),
+                Some(Prepared::Wide(config)) => {
+                    let ([a, b, c], unaligned) = wide_maps::<T, O>(&self.stream, matrices)?;
+                    let Matrices { shape: [m, n, k], transposed: [ta, tb], epilogue, .. } =
+                        matrices;
+                    let args = (a, b, c, unaligned, m, n, k, ta, tb, epilogue);
+                    O::Wide::launch(args, config, &self.compiled.on(&self.stream))
+                }
+                Some(Prepared::Tiled(mut tiled)) => {
+                    // The A of `gemm_unswapped`'s tiles is B.
+                    match tiled.is_swapped {
+                        true => tiled.division.constant_b = self.constant_b,
+                        false => tiled.division.constant_a = self.constant_b,
+                    }
+                    (tiled.launch)(self, matrices, &tiled)
+                }
+            }
+        }
+    }
+
+    /// Enqueues a product by the portable kernel: a block computes a tile of C.
+    ///
+    /// # Safety
+    ///
+    /// The matrices have the elements of the shape, and stay allocated until the product has ended.
+    unsafe fn launch_portable<T: GemmElement, O: GemmOutput<T>>(
+        &self,
+        matrices: Matrices,
+    ) -> Result<()> {
+        let Matrices { a, b, c, shape: [m, n, k], transposed: [ta, tb], epilogue } = matrices;
+        if !O::HAS_PORTABLE {
+            return no_kernel::<T>(matrices);
+        }
+        let tiles = u64::from(m.div_ceil(portable::TILE)) * u64::from(n.div_ceil(portable::TILE));
+        // CUDA's limit for a grid.
+        let Some(tiles) = u32::try_from(tiles).ok().filter(|tiles| *tiles <= i32::MAX as u32)
+        else {
+            return refuse(format!("a product of {m} x {n} elements is too large"));
+        };
+        let config =
+            LaunchConfig::new(tiles, portable::THREADS).with_dynamic_shared(portable::SHARED);
+        let args = (a, b, c, m, n, k, ta, tb, epilogue);
+        // SAFETY: the caller passes matrices of the shape that outlive the product.
+        unsafe { O::Portable::launch(args, config, &self.compiled.on(&self.stream)) }
+    }
+
+    /// Returns the argument of a product of this number of slices. On Hopper, where products have
+    /// slices, there is memory.
+    fn slices_args(&self, count: u32) -> SlicesArgs {
+        let addresses =
+            |SliceMemory { sums, arrived }: &_| [sums.device_address(), arrived.device_address()];
+        let [sums, arrived] = self.slices.as_ref().map_or([0; 2], addresses);
+        SlicesArgs { count, sums, arrived }
+    }
 }
 
 /// Returns the shape of launches of `gemm_wgmma` and `gemm_blocks`, with at most the blocks that
@@ -155,50 +233,6 @@ pub(crate) fn resident<S: Shape, K: Kernel>(
     let most = context.limits().shared_per_block_optin;
     let shared = most.saturating_sub(compiled.info::<K>()?.static_shared);
     Ok([compiled.resident_clusters::<K>(blocks, S::THREADS, shared)?, shared])
-}
-
-impl Prepared {
-    /// Enqueues the product. `constant_b` is as in [`Division`]. A plan with slices needs `memory`.
-    ///
-    /// # Safety
-    ///
-    /// The matrices have the elements of the shape that was prepared, and stay allocated until the
-    /// product has ended. No other product uses the memory of the slices at the same time.
-    pub(super) unsafe fn launch<T: GemmElement, O: GemmOutput<T>>(
-        &self,
-        compiled: &Kernels,
-        stream: &Stream,
-        matrices: Matrices,
-        constant_b: bool,
-        memory: Option<&SliceMemory>,
-    ) -> Result<()> {
-        // SAFETY: the caller passes matrices of the prepared shape that outlive the product, and
-        // lets no other product use the memory of the slices.
-        unsafe {
-            match *self {
-                Self::Wide(config) => {
-                    let ([a, b, c], unaligned) = wide_maps::<T, O>(stream, matrices)?;
-                    let Matrices { shape: [m, n, k], transposed: [ta, tb], epilogue, .. } =
-                        matrices;
-                    let args = (a, b, c, unaligned, m, n, k, ta, tb, epilogue);
-                    O::Wide::launch(args, config, &compiled.on(stream))
-                }
-                Self::Tiled(Tiled { config, is_swapped, division, slices, launch }) => {
-                    // The A of `gemm_unswapped`'s tiles is B.
-                    let division = match is_swapped {
-                        true => Division { constant_b, ..division },
-                        false => Division { constant_a: constant_b, ..division },
-                    };
-                    // On Hopper, where tiled plans are, there is memory.
-                    let [sums, arrived] = memory.map_or([0; 2], |SliceMemory { sums, arrived }| {
-                        [sums.device_address(), arrived.device_address()]
-                    });
-                    let slices = SlicesArgs { count: slices, sums, arrived };
-                    launch(compiled, stream, matrices, config, division, slices)
-                }
-            }
-        }
-    }
 }
 
 /// Returns the maps of A, B and C for tiles of `gemm_wgmma`, and C's address if its rows are not
@@ -294,7 +328,6 @@ pub(super) fn kernels_of(plan: GemmPlan, tile: (u32, u32)) -> Option<&'static Ge
 
 macro_rules! tile_kernels {
     ($by_tile:ident, $kernel:ident $types:tt, $maps:ident, $is_sliced:tt: $($shape:ident)*) => {
-        /// The kernels for each size of tiles.
         static $by_tile: [GemmKernels; [$(stringify!($shape)),*].len()] = [$({
             type Tile = swapped::$shape;
             TileKernels::new::<Tile>(tile_kernels!(@of_types $kernel $types, $maps, $is_sliced))
@@ -304,23 +337,17 @@ macro_rules! tile_kernels {
         &[$({
             type Kernel = kernels::$kernel<$type, Tile>;
 
-            unsafe fn launch(
-                compiled: &Kernels,
-                stream: &Stream,
-                matrices: Matrices,
-                config: LaunchConfig,
-                division: Division,
-                slices: SlicesArgs,
-            ) -> Result<()> {
+            unsafe fn launch(gemm: &Gemm, matrices: Matrices, tiled: &Tiled) -> Result<()> {
                 let Matrices { shape: [m, n, k], epilogue, .. } = matrices;
-                let (a, b, c) = $maps::<$type, Tile>(stream, matrices, division)?;
-                let division = division_args(division);
+                let (a, b, c) = $maps::<$type, Tile>(&gemm.stream, matrices, tiled.division)?;
+                let division = division_args(tiled.division);
+                let slices = gemm.slices_args(tiled.slices);
                 let product = tile_kernels!(
                     @args $is_sliced, Kernel, [a, b, c, m, n, k, division], slices, epilogue
                 );
                 // SAFETY: the caller passes matrices of the prepared shape that outlive the
                 // product.
-                unsafe { product.config(config).launch(&compiled.on(stream)) }
+                unsafe { product.config(tiled.config).launch(&gemm.compiled.on(&gemm.stream)) }
             }
 
             TileKernel { key: $type::DATA_TYPE, resident: resident::<Tile, Kernel>, launch }
@@ -359,7 +386,6 @@ tile_kernels! {
     M224N128
 }
 
-/// Returns a division as kernels take it.
 pub(crate) fn division_args(division: Division) -> DivisionArgs {
     let Division { across, down, stages, whole, sums, constant_a, constant_b } = division;
     swapped::DivisionArgs { across, down, stages, whole, sums, constant_a, constant_b }
@@ -387,31 +413,6 @@ fn unswapped_maps<T: Element, S: Shape>(
 ) -> Result<(TensorMap, TensorMap, u64)> {
     let map = |address, tiles| map::<T>(stream, address, tiles);
     Ok((map(a, [m, k, S::N / down])?, map(b, [n, k, S::M / across])?, c))
-}
-
-/// Enqueues a product by the portable kernel: a block computes a tile of C.
-///
-/// # Safety
-///
-/// The matrices have the elements of the shape, and stay allocated until the product has ended.
-pub(super) unsafe fn launch_portable<T: GemmElement, O: GemmOutput<T>>(
-    compiled: &Kernels,
-    stream: &Stream,
-    matrices: Matrices,
-) -> Result<()> {
-    let Matrices { a, b, c, shape: [m, n, k], transposed: [ta, tb], epilogue } = matrices;
-    if !O::HAS_PORTABLE {
-        return no_kernel::<T>(matrices);
-    }
-    let tiles = u64::from(m.div_ceil(portable::TILE)) * u64::from(n.div_ceil(portable::TILE));
-    // CUDA's limit for a grid.
-    let Some(tiles) = u32::try_from(tiles).ok().filter(|tiles| *tiles <= i32::MAX as u32) else {
-        return refuse(format!("a product of {m} x {n} elements is too large"));
-    };
-    let config = LaunchConfig::new(tiles, portable::THREADS).with_dynamic_shared(portable::SHARED);
-    let args = (a, b, c, m, n, k, ta, tb, epilogue);
-    // SAFETY: the caller passes matrices of the shape that outlive the product.
-    unsafe { O::Portable::launch(args, config, &compiled.on(stream)) }
 }
 
 /// Enqueues a product whose A and B have matrices of scales at these addresses.

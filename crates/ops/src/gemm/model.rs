@@ -22,13 +22,7 @@ impl ResidentClusters {
     /// Returns how many clusters of this number of blocks are resident: at least one, as times are
     /// divided by it.
     pub(super) fn clusters(self, blocks: u32) -> f64 {
-        let [one, two, four, eight] = self.0;
-        let clusters = match blocks {
-            1 => one,
-            2 => two,
-            4 => four,
-            _ => eight,
-        };
+        let clusters = self.0[blocks.max(1).ilog2().min(3) as usize];
         f64::from(clusters.max(1))
     }
 }
@@ -48,14 +42,10 @@ pub(super) struct Rounds {
 }
 
 impl Rounds {
-    pub(super) fn of(
-        [rows, columns]: [u32; 2],
-        cluster: Cluster,
-        [m, n]: [f64; 2],
-        room: ResidentClusters,
-    ) -> Self {
+    pub(super) fn of(tiling: Tiling, [m, n, _]: [u32; 3], room: ResidentClusters) -> Self {
+        let Tiling { rows, columns, cluster, .. } = tiling;
         let Cluster { splits, across, down } = cluster;
-        let tiles = (m / f64::from(rows * down)).ceil() * (n / f64::from(columns * across)).ceil();
+        let tiles = f64::from(m.div_ceil(rows * down)) * f64::from(n.div_ceil(columns * across));
         let clusters = room.clusters(cluster.blocks());
         let in_round = clusters * f64::from(splits);
         let full = (tiles / in_round).floor();
@@ -67,14 +57,14 @@ impl Rounds {
 
 /// Returns the clocks in which the blocks of a plan of few rows exchange sums with the peers: after
 /// a round of split tiles each has a part of a tile. Fitted to all plans of 122 shapes on two H100.
-pub(super) fn exchange(plan: GemmPlan, [m, n, _]: [u32; 3], room: ResidentClusters) -> f64 {
+pub(super) fn exchange(plan: GemmPlan, shape: [u32; 3], room: ResidentClusters) -> f64 {
     /// The cost of an element of C.
     const ELEMENT: f64 = 0.3;
-    let GemmPlan::Swapped(Tiling { rows, columns, cluster, .. }) = plan else { return 0.0 };
-    let Rounds { full, rest, split, .. } =
-        Rounds::of([rows, columns], cluster, [m, n].map(f64::from), room);
+    let GemmPlan::Swapped(tiling) = plan else { return 0.0 };
+    let Tiling { rows, columns, cluster, .. } = tiling;
+    let Rounds { full, rest, split, .. } = Rounds::of(tiling, shape, room);
     let last = if split > 0.0 { split / f64::from(cluster.splits) } else { rest.min(1.0) };
-    ELEMENT * f64::from(rows.min(m)) * f64::from(columns) * (full + last)
+    ELEMENT * f64::from(rows.min(shape[0])) * f64::from(columns) * (full + last)
 }
 
 /// Terms of a step.
@@ -167,8 +157,8 @@ fn wide([m, n, k]: [u32; 3], room: ResidentClusters) -> f64 {
 /// [`clocks`] of plans with tiles of [`gemm_swapped`](devcomm_kernels::gemm::gemm_swapped). A block
 /// loads `in_flight` steps at the same time.
 fn tiled(
-    Tiling { rows, columns, cluster, slices }: Tiling,
-    [m, n, k]: [u32; 3],
+    tiling @ Tiling { rows, columns, cluster, slices }: Tiling,
+    shape @ [m, n, k]: [u32; 3],
     in_flight: f64,
     room: ResidentClusters,
 ) -> f64 {
@@ -197,7 +187,7 @@ fn tiled(
     const SLICES: [f64; 3] = [5874.0, 0.0854, 0.0983];
     let steps = f64::from(k.div_ceil(STEP));
     let [m, n, multiprocessors] = [m, n, room.0[0].max(1)].map(f64::from);
-    let rounds = Rounds::of([rows, columns], cluster, [m, n], room);
+    let rounds = Rounds::of(tiling, shape, room);
     let [rows, columns] = [rows, columns].map(f64::from);
     let blocks = f64::from(cluster.blocks());
     let clusters = room.clusters(cluster.blocks());

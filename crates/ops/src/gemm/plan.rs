@@ -5,8 +5,8 @@ use devcomm_kernels::gemm::gemm_swapped::Cluster;
 
 use super::launches::kernels_of;
 use super::model::{ResidentClusters, Rounds, clocks, exchange};
-use crate::extents::Extents;
 use crate::plan::{Field, H100, H200, PlanText, plan_text};
+use crate::prelude::*;
 use crate::tuned::parse_entry;
 
 /// How a product is computed.
@@ -64,8 +64,7 @@ impl GemmPlan {
     }
 
     /// Returns the plan, swapped or not, that is computed by these tiles of [`gemm_swapped`].
-    fn of(is_swapped: bool, (rows, columns): (u32, u32), cluster: Cluster, slices: u32) -> Self {
-        let tiling = Tiling { rows, columns, cluster, slices };
+    fn of(is_swapped: bool, tiling: Tiling) -> Self {
         if is_swapped { Self::Swapped(tiling) } else { Self::Unswapped(tiling.transposed()) }
     }
 
@@ -239,10 +238,9 @@ impl Candidates {
     /// Returns in how many rounds a plan of few rows computes split tiles. A block has sums after
     /// each round, sooner than after a whole tile.
     pub(crate) fn split_rounds(&self, plan: GemmPlan) -> f64 {
-        let [m, n, _] = self.extents.array().map(f64::from);
         match plan {
-            GemmPlan::Swapped(Tiling { rows, columns, cluster, slices: 1 }) => {
-                Rounds::of([rows, columns], cluster, [m, n], self.room).split
+            GemmPlan::Swapped(tiling @ Tiling { slices: 1, .. }) => {
+                Rounds::of(tiling, self.extents.array(), self.room).split
             }
             _ => 0.0,
         }
@@ -251,12 +249,11 @@ impl Candidates {
 
 /// Adds the plans with tiles, swapped or not, for a shape.
 fn add_tiled(plans: &mut Vec<GemmPlan>, shape: [u32; 3], room: ResidentClusters, is_swapped: bool) {
-    let one_block = Cluster { splits: 1, across: 1, down: 1 };
     for tile @ (rows, columns) in gemm_swapped::SHAPES {
-        let plan = GemmPlan::of(is_swapped, tile, one_block, 1);
-        let Some((_, [m, n, k])) = plan.swapped(shape).filter(|_| plan.is_known()) else {
-            continue;
-        };
+        let tiling = |cluster, slices| Tiling { rows, columns, cluster, slices };
+        let plan = GemmPlan::of(is_swapped, tiling(Cluster { splits: 1, across: 1, down: 1 }, 1));
+        let Some((_, shape)) = plan.swapped(shape).filter(|_| plan.is_known()) else { continue };
+        let [m, _, k] = shape;
         // From here on the rows are those of the swapped product. If half of a tile's rows are
         // enough, a smaller tile is a candidate instead.
         let fits = rows == gemm_swapped::SHAPES[0].0 || rows / 2 < m;
@@ -270,12 +267,13 @@ fn add_tiled(plans: &mut Vec<GemmPlan>, shape: [u32; 3], room: ResidentClusters,
         }
         // Only tiles that have rows of A share rows of B.
         for cluster in clusters(tile).filter(|cluster| (cluster.down - 1) * rows < m) {
-            plans.push(GemmPlan::of(is_swapped, tile, cluster, 1));
-            let rounds = Rounds::of([rows, columns], cluster, [m, n].map(f64::from), room);
+            let whole = tiling(cluster, 1);
+            plans.push(GemmPlan::of(is_swapped, whole));
             // All slices of all tiles are computed at the same time.
+            let rounds = Rounds::of(whole, shape, room);
             let most = (room.clusters(cluster.blocks()) / rounds.tiles) as u32;
             let most = most.min(k / SLICE).min(MOST_SLICES);
-            let sliced = (2..=most).map(|slices| GemmPlan::of(is_swapped, tile, cluster, slices));
+            let sliced = (2..=most).map(|n| GemmPlan::of(is_swapped, tiling(cluster, n)));
             plans.extend(sliced.filter(|plan| plan.is_known()));
         }
     }

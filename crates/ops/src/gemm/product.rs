@@ -2,15 +2,13 @@
 
 use std::marker::PhantomData;
 
-use devcomm_host::{Buffer, Context, DeviceSlice, Result};
 use devcomm_kernels::gemm::epilogue::{self, FusedArgs};
 use devcomm_kernels::gemm::gemm_blocks::BLOCK;
 
-use super::element::{GemmElement, GemmOutput, ScaledElement, TransposableElement};
+use super::element::{GemmElement, GemmOutput, HalfElement, ScaledElement};
 use super::launches::{Matrices, launch_blocks};
 use super::{Gemm, GemmPlan};
-use crate::check::{address, refuse_if};
-use crate::extents::Extents;
+use crate::prelude::*;
 
 /// A product of `[m, n, k]` that an operation `G`, [`Gemm`] or [`AllGatherGemm`], began:
 /// `C = activation(scale_a * scale_b * (A x B^T) + bias) + residual`, where all but `A x B^T` is
@@ -92,7 +90,7 @@ impl<T: ScaledElement> Product<'_, T, T::Output> {
     }
 }
 
-impl<T: TransposableElement, O: GemmOutput<T>> Product<'_, T, O> {
+impl<T: HalfElement, O: GemmOutput<T>> Product<'_, T, O> {
     /// Takes A stored transposed: as `k x m` elements, row-major.
     ///
     /// On Hopper such a product is by `wgmma` and TMA if `m` is a multiple of 8: stored rows begin
@@ -144,51 +142,36 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape without elements, for
-    /// buffers that are too short or of another context, and for 8-bit floats on another GPU or
-    /// with other rows than they need; errors of the launch.
+    /// [`Error::InvalidInput`] for a shape without elements, for buffers that are too short or of
+    /// another context, and for 8-bit floats on another GPU or with other rows than they need;
+    /// errors of the launch.
     pub fn launch<A, B, C>(&self, a: &A, b: &B, c: &C) -> Result<()>
     where
         A: Buffer<Element = T>,
         B: Buffer<Element = T>,
         C: Buffer<Element = O>,
     {
+        let (gemm, extents) = (self.operation, Extents::new(self.shape)?);
+        let [m, n, k] = self.shape;
         let slices = (&a.device_slice(), &b.device_slice(), &c.device_slice());
-        self.launch_of(Extents::new(self.shape)?, slices)
-    }
-
-    /// Does what [`launch`](Self::launch) does, with a shape that was validated.
-    pub(crate) fn launch_of(
-        &self,
-        extents: Extents,
-        (a, b, c): (&DeviceSlice<T>, &DeviceSlice<T>, &DeviceSlice<O>),
-    ) -> Result<()> {
-        let [m, n, k] = extents.lengths();
-        let a = self.address("A", a, m, k)?;
-        let b = self.address("B", b, n, k)?;
-        let c = self.address("C", c, m, n)?;
-        let [scale_a, scale_b] =
-            self.scales.as_ref().map_or([None; 2], |scales| scales.each_ref().map(Some));
-        let scale =
-            |name, scale: Option<_>| scale.map_or(Ok(0), |scale| self.address(name, scale, 1, 1));
-        let epilogue = EpilogueArgs {
-            scale_a: scale("the scale of A", scale_a)?,
-            scale_b: scale("the scale of B", scale_b)?,
-            ..self.added.args(self.operation.stream.context(), [m, n])?
-        };
-        let (shape, transposed) = (extents.array(), self.transposed());
-        let matrices = Matrices { a, b, c, shape, transposed, epilogue };
-        let _turn = self.operation.order.begin(&self.operation.stream)?;
-        // SAFETY: `address` has checked the buffers' lengths; memory that is dropped is freed after
-        // the work of the streams, and after the graphs. `_turn` orders the products.
+        let (context, rows) = (gemm.stream.context(), [m, n, m]);
+        let mut matrices = Matrices::checked(context, extents, slices, rows, &self.added)?;
+        matrices.transposed = self.transposed();
+        if let Some([a, b]) = &self.scales {
+            matrices.epilogue.scale_a = self.address("the scale of A", a, 1, 1)?;
+            matrices.epilogue.scale_b = self.address("the scale of B", b, 1, 1)?;
+        }
+        // SAFETY: `checked` and `address` have checked the buffers' lengths; memory that is dropped
+        // is freed after the work of the streams, and after the graphs.
         unsafe {
             let Some(([scales_a, scales_b], launch)) = &self.block_scales else {
-                return self.operation.enqueue::<T, O>(extents, matrices);
+                return gemm.enqueue::<T, O>(extents, matrices);
             };
             let [n, k] = [n, k].map(|extent| extent.div_ceil(BLOCK as usize));
             let scales_a = self.address("the matrix of A's scales", scales_a, k, m)?;
             let scales_b = self.address("the matrix of B's scales", scales_b, n, k)?;
-            launch(self.operation, matrices, [scales_a, scales_b])
+            let _turn = gemm.order.begin(&gemm.stream)?;
+            launch(gemm, matrices, [scales_a, scales_b])
         }
     }
 
@@ -199,11 +182,8 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         [a && m > 1 && k > 1, b && n > 1 && k > 1]
     }
 
-    /// Returns how the product is computed, if the buffers are aligned to 16 bytes.
-    ///
-    /// # Errors
-    ///
-    /// As [`Gemm::plan`], and for a product with scales per block, which has only one kernel.
+    /// Returns how the product is computed, if the buffers are aligned to 16 bytes. Errors are
+    /// those of [`Gemm::plan`], and for a product with scales per block, which has only one kernel.
     pub fn plan(&self) -> Result<GemmPlan> {
         refuse_if!(self.block_scales.is_some(), "a product with scales per block has no plans");
         Ok(self.operation.prepare::<T, O>(Extents::new(self.shape)?, self.transposed())?.0)
@@ -261,10 +241,8 @@ pub(crate) struct Added<O> {
 }
 
 impl<O> Added<O> {
-    /// The product alone.
     pub(crate) const NOTHING: Self = Self { bias: None, activation: None, residual: None };
 
-    /// Returns whether nothing is added.
     pub(crate) fn is_nothing(&self) -> bool {
         self.bias.is_none() && self.activation.is_none() && self.residual.is_none()
     }

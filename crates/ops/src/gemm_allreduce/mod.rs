@@ -9,8 +9,7 @@ mod wire;
 
 use std::cell::OnceCell;
 
-use devcomm_host::{Buffer, Communicator, ReduceOp, Result, Stream, Window};
-use half::bf16;
+use devcomm_host::ReduceOp;
 
 use self::options::Agreed;
 pub use self::options::GemmOptions;
@@ -20,12 +19,12 @@ pub(crate) use self::plan::{MIN_WAVES, waves};
 use self::strips::Strips;
 use self::swapped::{MOST_ROWS, Swapped};
 use self::wide::Wide;
-pub use self::wire::{ParseWireError, Wire};
-use crate::check::{refuse, refuse_if};
-use crate::extents::Extents;
-use crate::fused::{Base, FusedGemm, Fusion, Operands, Output, Strategy, Unfused};
-use crate::gemm::{self, Added, Candidates, ResidentClusters};
-use crate::{Explanation, GemmPlan, Product};
+pub use self::wire::Wire;
+use crate::GemmPlan;
+use crate::check::{check_len, window};
+use crate::fused::{Base, FusedGemm, Fusion, Operands, Output, Strategy, Unfused, prepare_once};
+use crate::gemm::{self, Candidates, ResidentClusters};
+use crate::prelude::*;
 
 type Plan = GemmAllReducePlan;
 
@@ -70,15 +69,13 @@ pub struct AllReduce {
 }
 
 impl FusedGemm<AllReduce> {
-    /// Prepares products of up to `m x n` elements, launched on `stream`; [`options`] selects other
-    /// kernels. *Collective*, with the same `m` and `n` on every rank.
+    /// Prepares products of up to `m x n` elements, launched on `stream`; [`GemmOptions`]
+    /// select other kernels. *Collective*, with the same `m` and `n` on every rank.
     ///
     /// The workspace takes up to `2 * m * n` bytes on each GPU, rounded up to whole tiles. On
-    /// Hopper GPUs it takes up to `4 * m * n` bytes instead, plus the workspace of [`Collectives`],
-    /// and on two GPUs another `4 * min(m, 256) * n` bytes for products of few rows.
-    ///
-    /// [`Collectives`]: crate::Collectives
-    /// [`options`]: Self::options
+    /// Hopper GPUs it takes up to `4 * m * n` bytes instead, plus the workspace of
+    /// [`Collectives`](crate::Collectives), and on two GPUs another `4 * min(m, 256) * n` bytes for
+    /// products of few rows.
     ///
     /// # Errors
     ///
@@ -87,16 +84,8 @@ impl FusedGemm<AllReduce> {
     /// that was created without a `World`; [`DevCommError::SeveralLsaTeams`] when the ranks are not
     /// in one LSA team; errors of loading kernels and of creating windows and a device
     /// communicator. An error on one rank is an error on all.
-    ///
-    /// [`Error::InvalidInput`]: devcomm_host::Error::InvalidInput
-    /// [`DevCommError::SeveralLsaTeams`]: devcomm_host::DevCommError::SeveralLsaTeams
     pub fn new(comm: &Communicator, stream: &Stream, m: usize, n: usize) -> Result<Self> {
-        Self::options().build(comm, stream, m, n)
-    }
-
-    /// Returns the options, with their default values.
-    pub fn options() -> GemmOptions {
-        GemmOptions::new()
+        GemmOptions::new().build(comm, stream, m, n)
     }
 
     fn build(
@@ -119,7 +108,7 @@ impl FusedGemm<AllReduce> {
         if exchanges_by_default && is_bf16 {
             base.prepare_unfused()?;
             if exchanges_few_rows(&base) {
-                swapped::prepare(&fusion.swapped, &base)?;
+                prepare_once(&fusion.swapped, || Swapped::new(&base))?;
             }
         }
         if exchanges_by_default && fusion.wide.fits(&base, most) && fills(&base, most) {
@@ -139,8 +128,7 @@ impl FusedGemm<AllReduce> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`](devcomm_host::Error::InvalidInput) for a shape that no product has;
-    /// those of the driver.
+    /// [`Error::InvalidInput`] for a shape that no product has; those of the driver.
     pub fn plans(&self, shape: [usize; 3]) -> Result<Vec<GemmAllReducePlan>> {
         let extents = Extents::with_aligned_rows(shape)?;
         let few_rows = self.fusion.few_rows(&self.base, extents)?;
@@ -228,15 +216,10 @@ impl FewRows {
     }
 }
 
-impl Output<AllReduce> for Window<bf16> {
-    fn with<R>(&self, run: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
-        run(self)
-    }
-}
+impl Output<AllReduce> for Window<bf16> {}
 
 impl Fusion for AllReduce {
     type Plan = Plan;
-    type C = Window<bf16>;
 
     const NAME: &'static str = "GemmAllReduce";
     const MOST: [&'static str; 2] = ["m", "n"];
@@ -248,6 +231,12 @@ impl Fusion for AllReduce {
 
     fn rows(&self, _: &Base<Self>, extents: Extents) -> Result<[usize; 2]> {
         Ok([extents.lengths()[0]; 2])
+    }
+
+    fn require_c(base: &Base<Self>, c: &DeviceSlice<bf16>, [m, n]: [usize; 2]) -> Result<()> {
+        let (c, _) = window::<bf16, _>("C", c)?;
+        refuse_if!(!c.communicator().is(&base.comm), "C is a window of another communicator");
+        check_len("C", c.min_len(), m, n)
     }
 
     fn strategy(&self, plan: Plan) -> Option<&dyn Strategy<Self>> {
@@ -263,11 +252,13 @@ impl Fusion for AllReduce {
         &self,
         base: &Base<Self>,
         Unfused { gemm, collectives }: &Unfused,
-        operands: &Operands<'_, Self>,
+        operands: &Operands,
     ) -> Result<()> {
-        let (Operands { a, b, c, extents, .. }, [m, n, _]) = (operands, operands.extents.lengths());
-        let c = c.slice(..m * n)?;
-        Product::new(gemm, extents.lengths(), Added::NOTHING).launch_of(*extents, (a, b, &c))?;
+        let [m, n, _] = operands.extents.lengths();
+        let c = operands.slices[2].slice(..m * n)?;
+        // SAFETY: `operands` was checked. Memory that is dropped is freed after the work of the
+        // streams.
+        unsafe { gemm.enqueue::<bf16, bf16>(operands.extents, operands.matrices) }?;
         collectives.all_reduce(&c, &c, ReduceOp::Sum, &base.stream)
     }
 

@@ -1,27 +1,24 @@
 //! The options, and what the ranks agree on before they allocate: the grid, the workspace, and
 //! whether all GPUs are of Hopper's kind.
 
-use devcomm_host::{CollectiveCall, Communicator, Kernels, Result, Stream};
-use devcomm_kernels as kernels;
+use std::num::NonZeroU32;
+
+use devcomm_host::CollectiveCall;
 use devcomm_kernels::gemm_allreduce::GemmWorkspace;
 use devcomm_kernels::gemm_allreduce::gemm_allreduce_mma::{SHARED, THREADS, workspace};
-use devcomm_types::Kernel;
-use half::bf16;
-use std::num::NonZeroU32;
 
 use super::wire::{Wire, by_wire};
 use super::{AllReduce, GemmAllReduce};
-use crate::KERNELS;
 use crate::agree::{hash, or_default};
-use crate::check::refuse;
 use crate::fused::{check_most, is_hopper};
+use crate::prelude::*;
 
 /// The options of a [`GemmAllReduce`], the same on every rank.
 ///
 /// ```no_run
-/// # use devcomm::{Communicator, GemmAllReduce, Result, Stream, Wire};
+/// # use devcomm::{Communicator, GemmOptions, Result, Stream, Wire};
 /// # fn f(comm: &Communicator, stream: &Stream) -> Result<()> {
-/// let gemm = GemmAllReduce::options().wire(Wire::F32).build(comm, stream, 1000, 4096)?;
+/// let gemm = GemmOptions::new().wire(Wire::F32).build(comm, stream, 1000, 4096)?;
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,10 +50,6 @@ impl GemmOptions {
     }
 
     /// Creates the operation, as [`GemmAllReduce::new`] does.
-    ///
-    /// # Errors
-    ///
-    /// As [`GemmAllReduce::new`].
     pub fn build(
         self,
         comm: &Communicator,
@@ -103,7 +96,6 @@ impl GemmOptions {
     }
 }
 
-/// The call that all ranks make together.
 const NAME: &str = "GemmAllReduce::new";
 
 const FILES: &[&str] = &[kernels::gemm_allreduce_mma::<bf16>::FILE];

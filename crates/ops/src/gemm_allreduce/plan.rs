@@ -1,11 +1,10 @@
 //! How a product and its all-reduce are done.
 
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, TILE_M, TILE_N};
-use half::bf16;
 
 use super::swapped;
-use crate::extents::Extents;
 use crate::plan::{Field, PlanText, plan_text};
+use crate::prelude::*;
 use crate::{GemmPlan, Tiling};
 
 /// How [`GemmAllReduce`](super::GemmAllReduce) does a product. As text: `strips`, `wide`,
@@ -45,7 +44,7 @@ impl GemmAllReducePlan {
     /// Returns the fused plan with the tiles of a plan of few rows.
     pub(super) fn of_few_rows(plan: GemmPlan) -> Option<Self> {
         match plan {
-            GemmPlan::Swapped(tiling) if swapped::has_kernel(tiling) => Some(Self::Swapped(tiling)),
+            GemmPlan::Swapped(tiling) => swapped::kernels_of(tiling).map(|_| Self::Swapped(tiling)),
             _ => None,
         }
     }

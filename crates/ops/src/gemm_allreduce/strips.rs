@@ -2,18 +2,15 @@
 
 use std::cell::OnceCell;
 
-use devcomm_host::{DevCommRequirements, DevCommResource, LaunchConfig, Result, Window};
-use devcomm_kernels as kernels;
 use devcomm_kernels::gemm_allreduce::gemm_allreduce_mma::{SHARED, THREADS, tiles, workspace};
 
 use super::options::Agreed;
 use super::wire::{Wire, by_wire};
 use super::{AllReduce, Plan};
-use crate::check::refuse;
-use crate::extents::Extents;
+use crate::check::window;
 use crate::fused::{Base, Operands, Strategy, prepare_once};
 use crate::gemm::Matrices;
-use crate::launch::LaunchWith;
+use crate::prelude::*;
 
 /// The plan: what the ranks agreed on, and its memory once it is prepared.
 pub(super) struct Strips {
@@ -62,15 +59,10 @@ impl Strategy<AllReduce> for Strips {
         })
     }
 
-    unsafe fn launch(
-        &self,
-        base: &Base<AllReduce>,
-        _: Plan,
-        operands: &Operands<'_, AllReduce>,
-    ) -> Result<()> {
-        let Matrices { a, b, shape: [m, n, k], .. } = operands.matrices();
-        let (c, stream, [rows, columns, _]) =
-            (operands.c, &base.stream, operands.extents.lengths());
+    unsafe fn launch(&self, base: &Base<AllReduce>, _: Plan, operands: &Operands) -> Result<()> {
+        let Matrices { a, b, shape: [m, n, k], .. } = operands.matrices;
+        let (c, _) = window::<bf16, _>("C", &operands.slices[2])?;
+        let [rows, columns, _] = operands.extents.lengths();
         let Agreed { compiled, wire, blocks, .. } = &self.agreed;
         let memory = self.memory(base.comm.n_ranks(), operands.extents);
         let (Some(memory), Some(tiles)) = (memory, tiles(rows, columns)) else {
@@ -81,8 +73,8 @@ impl Strategy<AllReduce> for Strips {
         };
         let config = LaunchConfig::new((*blocks).min(tiles), THREADS).with_dynamic_shared(SHARED);
         let Memory { dev_comm, partials, flags } = memory;
-        let args = (dev_comm, a, b, c, partials, flags, m, n, k);
-        let target = compiled.on(stream);
+        let args = (dev_comm, a, b, &c, partials, flags, m, n, k);
+        let target = compiled.on(&base.stream);
         // SAFETY: the caller passes matrices that outlive the product, and orders the launches.
         // `memory` is large enough, and `prepare` had its flags zeroed. Equal shapes give equal
         // grids. Ranks that launch different shapes or windows get wrong sums or deadlock, as in

@@ -3,58 +3,50 @@
 use std::cell::OnceCell;
 use std::collections::HashMap;
 
-use devcomm_host::{DevCommResource, Kernels, LaunchConfig, Result, Stream, TensorMap};
-use devcomm_kernels as kernels;
+use devcomm_host::TensorMap;
 use devcomm_kernels::gemm::gemm_swapped::{self as shapes, Cluster, Division, Shape};
 use devcomm_kernels::gemm_allreduce::gemm_allreduce_swapped::slots;
-use devcomm_types::Kernel;
-use half::bf16;
 
 use super::{AllReduce, Plan};
-use crate::check::refuse;
-use crate::extents::Extents;
+use crate::Tiling;
 use crate::fused::{Base, ExchangeKernels, Operands, Strategy, prepare_once, prepared};
 use crate::gemm::{
     self, DivisionArgs, Matrices, ResidentClusters, TileKernel, TileKernels, clusters,
     division_args, swapped_maps,
 };
 use crate::lamport::LamportMemory;
-use crate::launch::LaunchWith;
-use crate::{KERNELS, Tiling};
+use crate::prelude::*;
 
 /// The most rows of C.
 pub(super) const MOST_ROWS: usize = 256;
-
-/// Rows and columns of a tile, and the blocks that share it.
-type Tile = (u32, u32, Cluster);
 
 /// The kernels, and the memory of their messages.
 pub(super) struct Swapped {
     kernels: ExchangeKernels,
     /// The clusters that are resident on all GPUs for each tile, and the dynamic shared memory that
     /// a block may have.
-    resident: HashMap<Tile, [u32; 2]>,
+    resident: HashMap<Tiling, [u32; 2]>,
     /// The index of the kernel for this number of ranks in each [`SwappedKernels`].
     index: usize,
 }
 
 impl Swapped {
     /// Loads the kernels, and allocates slots for products of up to the largest. *Collective*.
-    fn new(base: &Base<AllReduce>) -> Result<Self> {
+    pub(super) fn new(base: &Base<AllReduce>) -> Result<Self> {
         let index = usize::from(base.comm.n_ranks() != 2);
         let load = || {
             let set = KERNELS.only(&[kernels::gemm_allreduce_swapped::<shapes::M8N64, 2>::FILE]);
             let compiled = Kernels::load(base.context(), &set)?;
-            let resident = |((_, _, cluster), tile_kernels): (Tile, &SwappedKernels)| {
-                (tile_kernels.kernels[index].resident)(&compiled, base.context(), cluster.blocks())
-            };
-            let resident = tiles().map(resident).collect::<Result<_>>()?;
+            let resident = tilings().map(|(Tiling { cluster, .. }, kernels)| {
+                (kernels.kernels[index].resident)(&compiled, base.context(), cluster.blocks())
+            });
+            let resident = resident.collect::<Result<_>>()?;
             Ok((compiled, resident))
         };
         let slots = |[m, n]: [usize; 2]| slots(m.min(MOST_ROWS), n);
         let (any_ranks, has_barriers) = ((&[][..], ""), false);
         let kernels = ExchangeKernels::new(base, "swapped", any_ranks, slots, load, has_barriers)?;
-        let resident = tiles().map(|(tile, _)| tile).zip(kernels.resident.iter().copied());
+        let resident = tilings().map(|(tiling, _)| tiling).zip(kernels.resident.iter().copied());
         Ok(Self { resident: resident.collect(), kernels, index })
     }
 
@@ -62,69 +54,58 @@ impl Swapped {
     pub(super) fn room(&self) -> ResidentClusters {
         ResidentClusters([1, 2, 4, 8].map(|splits| {
             let cluster = Cluster { splits, across: 1, down: 1 };
-            self.resident.get(&(128, 128, cluster)).map_or(0, |[clusters, _]| *clusters)
+            let tiling = Tiling { rows: 128, columns: 128, cluster, slices: 1 };
+            self.resident.get(&tiling).map_or(0, |[clusters, _]| *clusters)
         }))
     }
 
     /// Returns how a product is divided into these tiles; `None` if they cannot do it.
-    fn division(&self, tile: Tile, extents: Extents) -> Option<(Division, LaunchConfig)> {
+    fn division(&self, tiling: Tiling, extents: Extents) -> Option<(Division, LaunchConfig)> {
         let [m, n, _] = extents.lengths();
         let fits = slots(m, n).is_some_and(|slots| slots <= self.kernels.memory.capacity());
-        let tile_kernels = kernels_of(tile).filter(|_| fits && has_few_rows(extents))?;
-        let resident = *self.resident.get(&tile)?;
-        let ((.., cluster), slices) = (tile, 1);
-        let (division, config) = tile_kernels.divide(extents.array(), cluster, slices, resident)?;
+        let kernels = kernels_of(tiling).filter(|_| fits && has_few_rows(extents))?;
+        let (Tiling { cluster, slices, .. }, resident) = (tiling, *self.resident.get(&tiling)?);
+        let (division, config) = kernels.divide(extents.array(), cluster, slices, resident)?;
         // A block waits only for what the peers' blocks of its index send before they wait.
         Some((division, config.without_cooperation()))
     }
 }
 
-/// Prepares the kernels of all tiles. *Collective*.
-pub(super) fn prepare(cell: &OnceCell<Swapped>, base: &Base<AllReduce>) -> Result<()> {
-    prepare_once(cell, || Swapped::new(base))
-}
-
-/// Returns the tile of a plan that has one.
-fn tile(plan: Plan) -> Option<Tile> {
+/// Returns the tiling of a plan that has one.
+fn tiling(plan: Plan) -> Option<Tiling> {
     match plan {
-        Plan::Swapped(Tiling { rows, columns, cluster, slices: 1 }) => {
-            Some((rows, columns, cluster))
-        }
+        Plan::Swapped(tiling) => Some(tiling),
         _ => None,
     }
 }
 
 impl Strategy<AllReduce> for OnceCell<Swapped> {
     fn supports(&self, _: &Base<AllReduce>, plan: Plan, extents: Extents) -> bool {
-        let division = |(swapped, tile): (&Swapped, _)| swapped.division(tile, extents);
-        self.get().zip(tile(plan)).and_then(division).is_some()
+        let division = |(swapped, tiling): (&Swapped, _)| swapped.division(tiling, extents);
+        self.get().zip(tiling(plan)).and_then(division).is_some()
     }
 
     fn prepare(&self, base: &Base<AllReduce>, plan: Plan) -> Result<()> {
-        prepare(self, base)?;
-        match tile(plan).and_then(kernels_of) {
+        prepare_once(self, || Swapped::new(base))?;
+        match tiling(plan).and_then(kernels_of) {
             Some(_) => Ok(()),
             None => refuse(format!("no kernel exchanges tiles as those of the plan `{plan}`")),
         }
     }
 
-    unsafe fn launch(
-        &self,
-        base: &Base<AllReduce>,
-        plan: Plan,
-        operands: &Operands<'_, AllReduce>,
-    ) -> Result<()> {
+    unsafe fn launch(&self, base: &Base<AllReduce>, plan: Plan, operands: &Operands) -> Result<()> {
         let swapped = prepared(self)?;
-        let launch = tile(plan)
-            .and_then(|tile| Some((kernels_of(tile)?, swapped.division(tile, operands.extents)?)));
-        let Some((tile_kernels, (division, config))) = launch else {
+        let launch = tiling(plan).and_then(|tiling| {
+            Some((kernels_of(tiling)?, swapped.division(tiling, operands.extents)?))
+        });
+        let Some((kernels, (division, config))) = launch else {
             return refuse(format!("the plan `{plan}` does no product of this shape"));
         };
         let division = Division { constant_b: base.constant_b, ..division };
         // SAFETY: the caller passes matrices that outlive the product, and orders the launches.
         unsafe {
-            let launch = tile_kernels.kernels[swapped.index].launch;
-            launch(swapped, &base.stream, operands.matrices(), division, config)
+            let launch = kernels.kernels[swapped.index].launch;
+            launch(swapped, &base.stream, operands.matrices, division, config)
         }
     }
 }
@@ -135,27 +116,27 @@ pub(super) fn has_few_rows(extents: Extents) -> bool {
     m <= MOST_ROWS && n.is_multiple_of(8)
 }
 
-/// Returns whether there is a kernel with these tiles.
-pub(super) fn has_kernel(Tiling { rows, columns, cluster, slices }: Tiling) -> bool {
-    slices == 1 && kernels_of((rows, columns, cluster)).is_some()
-}
-
-/// Returns all tiles, each with its kernels.
-fn tiles() -> impl Iterator<Item = (Tile, &'static SwappedKernels)> {
-    KERNELS_BY_TILE.iter().flat_map(|tile_kernels| {
-        let (rows, columns) = tile_kernels.tile;
-        clusters(tile_kernels.tile).map(move |cluster| ((rows, columns, cluster), tile_kernels))
+/// Returns all tilings, each with its kernels.
+fn tilings() -> impl Iterator<Item = (Tiling, &'static SwappedKernels)> {
+    KERNELS_BY_TILE.iter().flat_map(|kernels| {
+        let (rows, columns) = kernels.tile;
+        let tiling = move |cluster| Tiling { rows, columns, cluster, slices: 1 };
+        clusters(kernels.tile).map(move |cluster| (tiling(cluster), kernels))
     })
 }
 
-fn kernels_of((rows, columns, _): Tile) -> Option<&'static SwappedKernels> {
-    KERNELS_BY_TILE.iter().find(|kernels| kernels.tile == (rows, columns))
+/// Returns the kernels with these tiles.
+pub(super) fn kernels_of(
+    Tiling { rows, columns, slices, .. }: Tiling,
+) -> Option<&'static SwappedKernels> {
+    KERNELS_BY_TILE.iter().find(|kernels| slices == 1 && kernels.tile == (rows, columns))
 }
 
 /// The kernels for a size of tiles: for two ranks, and for any number (0).
-type SwappedKernels = TileKernels<usize, Launch>;
+pub(super) type SwappedKernels = TileKernels<usize, Launch>;
 
-type Launch = unsafe fn(&Swapped, &Stream, Matrices, Division, LaunchConfig) -> Result<()>;
+pub(super) type Launch =
+    unsafe fn(&Swapped, &Stream, Matrices, Division, LaunchConfig) -> Result<()>;
 
 /// The arguments of `gemm_allreduce_swapped`: the device communicator, maps of A, B and C,
 /// the memory of messages, the shape and its division.

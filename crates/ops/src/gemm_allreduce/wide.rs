@@ -2,21 +2,16 @@
 
 use std::cell::OnceCell;
 
-use devcomm_host::{Kernels, Result, SymmetricBuffer};
-use devcomm_kernels as kernels;
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS};
 use devcomm_kernels::gemm_allreduce::gemm_allreduce_wide::{ClusterTileOwners, QuantisedParts};
-use devcomm_types::Kernel;
-use half::bf16;
 use nccl_device::Everyone;
 
 use super::wire::Wire;
 use super::{AllReduce, Plan};
-use crate::KERNELS;
-use crate::extents::Extents;
+use crate::check::window;
 use crate::fused::{Base, ExchangeKernels, Operands, Strategy, prepare_once, prepared};
 use crate::gemm::{Matrices, wide_maps, wide_pairs};
-use crate::launch::LaunchWith;
+use crate::prelude::*;
 
 type OneShot = kernels::gemm_allreduce_wide;
 type OneShotF8 = kernels::gemm_allreduce_wide_f8;
@@ -90,14 +85,10 @@ impl Strategy<AllReduce> for Wide {
         prepare_once(&self.prepared, || base.comm.together(name, new))
     }
 
-    unsafe fn launch(
-        &self,
-        base: &Base<AllReduce>,
-        _: Plan,
-        operands: &Operands<'_, AllReduce>,
-    ) -> Result<()> {
+    unsafe fn launch(&self, base: &Base<AllReduce>, _: Plan, operands: &Operands) -> Result<()> {
         let (wide, own) = prepared(&self.prepared)?;
-        let (matrices, window) = (operands.matrices(), operands.c);
+        let (matrices, (window, _)) =
+            (operands.matrices, window::<bf16, _>("C", &operands.slices[2])?);
         let Matrices { c, shape: [m, n, k], .. } = matrices;
         let ([a, b, map], _) = wide_maps::<bf16, bf16>(&base.stream, matrices)?;
         let config = wide.wide_config(wide_pairs(m, n));
@@ -113,7 +104,7 @@ impl Strategy<AllReduce> for Wide {
                 let args = (dev_comm, a, b, c, own, memory, m, n, k);
                 return OneShotF8::launch(args, plain, &target);
             }
-            let args = (dev_comm, a, b, map, window, memory, m, n, k);
+            let args = (dev_comm, a, b, map, &window, memory, m, n, k);
             match base.comm.n_ranks() {
                 2 => {
                     let args = (dev_comm, a, b, map, c, memory, m, n, k);

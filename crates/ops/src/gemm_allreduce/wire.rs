@@ -1,7 +1,5 @@
 //! The types in which partial sums are sent.
 
-use std::str::FromStr;
-
 use super::GemmAllReducePlan;
 use crate::plan::names;
 
@@ -66,7 +64,7 @@ impl Wire {
     }
 }
 
-names!(Wire: Bf16 "bf16" F32 "f32" E4m3 "e4m3");
+names! { Wire "type of partial sums" "bf16, f32 or e4m3": Bf16 "bf16" F32 "f32" E4m3 "e4m3" }
 
 /// Evaluates an expression in which `$type` is the type of partial sums.
 macro_rules! by_wire {
@@ -89,19 +87,6 @@ macro_rules! by_wire {
 }
 
 pub(super) use by_wire;
-
-/// The error for a text that is no type of partial sums.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no type of partial sums: bf16, f32 or e4m3")]
-pub struct ParseWireError(String);
-
-impl FromStr for Wire {
-    type Err = ParseWireError;
-
-    fn from_str(text: &str) -> Result<Self, ParseWireError> {
-        Self::from_name(text).ok_or_else(|| ParseWireError(text.to_owned()))
-    }
-}
 
 #[cfg(test)]
 mod tests {

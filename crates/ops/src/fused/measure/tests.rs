@@ -1,0 +1,31 @@
+//! Tests of measurements that find the fastest plan.
+
+use devcomm_host::World;
+
+use super::*;
+use crate::GemmReduceScatter;
+
+#[test]
+fn the_first_product_of_a_shape_is_measured_if_the_process_asks_for_that() {
+    let run = |rank: &devcomm_host::Rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (a, b) = (comm.mem_alloc::<bf16>(6 * 16)?, comm.mem_alloc::<bf16>(8 * 16)?);
+        let c = comm.mem_alloc::<bf16>(3 * 8)?;
+        [&a, &b].into_iter().try_for_each(|factor| stream.fill(factor, bf16::ONE))?;
+        let mut product = GemmReduceScatter::new(comm, &stream, 6, 8)?;
+        product.launch(&a, &b, &c, [6, 8, 16])?;
+        assert_ne!(product.explain([6, 8, 16])?.reason, "as it was measured");
+        product.base.measures_first = true;
+        for _ in 0..2 {
+            product.launch(&a, &b, &c, [6, 8, 16])?;
+        }
+        let reason = |shape| product.explain(shape).map(|how| how.reason);
+        assert_eq!(reason([6, 8, 16])?, "as it was measured");
+        assert_ne!(reason([6, 8, 8])?, "as it was measured");
+        let mut got = [bf16::ZERO; 24];
+        stream.copy_to_host(&c.device_slice(), &mut got)?;
+        assert_eq!(got, [bf16::from_f32(32.0); 24]);
+        Ok::<_, devcomm_host::Error>(())
+    };
+    World::simulated(2).unwrap().run(run).unwrap();
+}
