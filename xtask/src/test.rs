@@ -60,8 +60,8 @@ pub fn test() -> Result<u8> {
     Ok(u8::from(tally.failures() > 0))
 }
 
-/// Returns the environment variable with MPICH's launcher; none if it cannot be fetched, and then the
-/// test that needs it is skipped.
+/// Returns the environment variable with MPICH's launcher; none if it cannot be fetched, and then
+/// the test that needs it is skipped.
 fn launcher() -> Vec<(&'static str, String)> {
     match mpich::mpiexec() {
         Ok(path) => vec![(mpich::VARIABLE, path.display().to_string())],

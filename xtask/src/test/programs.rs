@@ -72,8 +72,8 @@ impl Program {
 }
 
 /// Builds every test program of the workspace in one call, with one set of features; cargo shows
-/// its progress. Returns them in order of their phases, or `None` if something does not compile. They
-/// run with `variables` in their environment.
+/// its progress. Returns them in order of their phases, or `None` if something does not compile.
+/// They run with `variables` in their environment.
 pub fn build(
     project: &Project,
     features: &[&str],
