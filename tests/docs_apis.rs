@@ -369,8 +369,9 @@ fn variables(text: &str) -> BTreeSet<&str> {
 }
 
 /// Variables that are not for users: of tests, and between devcomm's own processes.
-const INTERNAL: [&str; 10] = [
+const INTERNAL: [&str; 11] = [
     "DEVCOMM_BENCH_PEER",
+    "DEVCOMM_KERNELS_PROBLEM",
     "DEVCOMM_LINK_JOB",
     "DEVCOMM_LISTENER",
     "DEVCOMM_ORIGINALS",

@@ -4,6 +4,7 @@
 //! `devcomm-cli`.
 
 mod cpp;
+mod kernels_bin;
 mod mpich;
 mod mutants;
 mod nvcc;
@@ -82,6 +83,14 @@ enum Task {
     /// Compile and run the CUDA C++ programs that use NCCL without devcomm, to show that GIN works
     /// for any program here (nvcc is fetched)
     Cpp,
+    /// Compile the kernels into the package of the feature `kernels-bin`, with which programs and
+    /// the wheel need no compiler for kernels
+    KernelsBin {
+        /// Write nothing: compile them again, with nothing cached, and fail unless the package has
+        /// the same bytes
+        #[arg(long)]
+        check: bool,
+    },
     /// Check what must hold before the crates are published: packages, a project on the packages
     /// alone, documentation without NCCL, the minimum Rust version, the wheel for Python,
     /// cargo-deny, cargo-semver-checks
@@ -142,6 +151,7 @@ fn main() -> ExitCode {
             .and_then(|()| xtask::raw::raw(&project::root(), check)),
         Task::Twins => twins::twins().map(|()| 0),
         Task::Cpp => cpp::cpp().map(|()| 0),
+        Task::KernelsBin { check } => kernels_bin::kernels_bin(check).map(|()| 0),
         Task::ReleaseCheck => release::release_check(),
         Task::Pack { limit, slim, wheel, out } => {
             pack::pack(limit, slim, wheel.as_deref(), out.as_deref()).map(|()| 0)

@@ -116,6 +116,15 @@ impl PackagedProject {
         self.prints_the_sum(&["run", "--features", features])
     }
 
+    /// Runs the program with devcomm's own kernels as their package has them, on simulated GPUs.
+    ///
+    /// # Errors
+    ///
+    /// If the package has no kernels of these sources, or the program fails.
+    pub fn runs_with_compiled_kernels(&self) -> Result<()> {
+        self.prints_the_sum(&["run", "--features", "devcomm/kernels-bin"])
+    }
+
     fn prints_the_sum(&self, arguments: &[&str]) -> Result<()> {
         let output = self.output(arguments)?;
         let printed = String::from_utf8_lossy(&output.stdout);

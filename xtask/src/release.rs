@@ -9,7 +9,7 @@ use devcomm_cli::setup::{Optional, setup};
 use xtask::packages::PackagedProject;
 
 use crate::project::{Project, cargo};
-use crate::wheel;
+use crate::{kernels_bin, wheel};
 
 /// How a check ended that did not fail.
 enum Outcome {
@@ -21,11 +21,12 @@ enum Outcome {
 type Check = fn() -> Result<Outcome>;
 
 /// The checks, quick ones first.
-const CHECKS: [(&str, Check); 7] = [
+const CHECKS: [(&str, Check); 8] = [
     ("dependencies (cargo deny)", deny),
     ("compatibility (cargo semver-checks)", semver),
     ("minimum supported Rust version", msrv),
     ("documentation as on docs.rs, without NCCL", docs),
+    ("the compiled kernels, and the same bytes again", compiled_kernels),
     ("cargo publish --dry-run", publish),
     ("the wheel for Python", wheel),
     ("a new project on the packages and today's registry", packaged_project),
@@ -131,6 +132,12 @@ fn docs() -> Result<Outcome> {
     run(command, "cargo doc")
 }
 
+fn compiled_kernels() -> Result<Outcome> {
+    kernels_bin::kernels_bin(false)?;
+    kernels_bin::kernels_bin(true)?;
+    Ok(Outcome::Passed)
+}
+
 fn publish() -> Result<Outcome> {
     let arguments = ["publish", "--dry-run", "--allow-dirty", "--registry", "crates-io"];
     run(of_published(&arguments)?, "cargo publish")
@@ -145,5 +152,6 @@ fn packaged_project() -> Result<Outcome> {
     let project = PackagedProject::new(false)?;
     project.runs_simulated()?;
     project.builds_for_gpus(true)?;
+    project.runs_with_compiled_kernels()?;
     Ok(Outcome::Passed)
 }

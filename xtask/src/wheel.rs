@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::project::{Project, root};
 
-/// Builds the wheel with maturin, and runs its tests on simulated GPUs. Returns what `python3`
-/// lacks, if it lacks something.
+/// Builds the wheel with maturin and the compiled kernels, and runs its tests on simulated GPUs.
+/// Returns what `python3` lacks, if it lacks something.
 pub fn check() -> Result<Option<String>> {
     for (module, package) in [("maturin", "maturin"), ("pytest", "pytest"), ("numpy", "numpy")] {
         if !has(module) {
@@ -24,7 +24,7 @@ pub fn check() -> Result<Option<String>> {
     }
     let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
     let mut build = Command::new("python3");
-    build.args(["-m", "maturin", "build", "--out"]).arg(folder.path());
+    build.args(["-m", "maturin", "build", "--features", "kernels-bin", "--out"]).arg(folder.path());
     build.current_dir(root().join("python"));
     build.env("CARGO_TARGET_DIR", Project::open()?.target_folder());
     run(&mut build, "maturin")?;

@@ -193,17 +193,18 @@ pub(crate) fn kernels(
     Ok(kernels)
 }
 
-/// Returns the content of the index.
+/// Returns the content of the index, which names the files of its own folder.
 pub(crate) fn index(modules: &[ModuleArtifact], missing: Option<&str>) -> String {
     let mut text = "(&[\n".to_owned();
     for module in modules {
-        let bytes = |path| format!("include_bytes!({:?}) as &[u8]", packed::path(path));
+        let name = |path: &Path| path.file_name().unwrap_or_default().to_owned();
+        let bytes = |path| format!("include_bytes!({:?}) as &[u8]", name(&packed::path(path)));
         let cubin = module.included_cubin().map(bytes);
         text += &format!(
-            "    ({:?}, {}, include_str!({:?}), {}),\n",
+            "    ({:?}, {},\n        include_str!({:?}),\n        {}),\n",
             module.file,
             bytes(&module.ptx),
-            module.sidecar,
+            name(&module.sidecar),
             cubin.map_or("None".to_owned(), |cubin| format!("Some({cubin})"))
         );
     }

@@ -30,6 +30,7 @@ pub struct CudaBuilder {
     copy_to: Option<PathBuf>,
     debug: bool,
     panic_messages: bool,
+    line_tables: bool,
     assemble: bool,
     check_all: bool,
     only: Option<String>,
@@ -50,6 +51,7 @@ impl CudaBuilder {
             copy_to: None,
             debug: false,
             panic_messages: false,
+            line_tables: true,
             assemble: true,
             check_all: false,
             only: None,
@@ -89,6 +91,14 @@ impl CudaBuilder {
     /// A message is printed if it is a plain string, without arguments to format.
     pub fn panic_messages(mut self, messages: bool) -> Self {
         self.panic_messages = messages;
+        self
+    }
+
+    /// Sets whether PTX and cubins have line tables, for profilers. Without them the instructions
+    /// are the same, the PTX has no comments, the files have half the size, and equal sources give
+    /// equal files on every machine, since no paths are in them. Default: yes.
+    pub fn line_tables(mut self, line_tables: bool) -> Self {
+        self.line_tables = line_tables;
         self
     }
 
@@ -248,10 +258,8 @@ impl CudaBuilder {
             sources = split::only(sources, name)?;
         }
         sources.retain(|source| !in_script || script::wants(&source.file));
-        let nccl = match sources.iter().any(KernelFile::uses_nccl) {
-            true => Some(self.prepare_nccl(&workers, &target)?),
-            false => None,
-        };
+        let uses_nccl = sources.iter().any(KernelFile::uses_nccl);
+        let nccl = uses_nccl.then(|| self.prepare_nccl(&workers, &target)).transpose()?;
         if let (true, Some(nccl)) = (in_script, &nccl) {
             script::watch(std::slice::from_ref(&nccl.source));
         }
@@ -260,6 +268,7 @@ impl CudaBuilder {
             workers: &workers,
             nccl,
             ptxas: if self.assemble { Ptxas::find()? } else { None },
+            line_tables: self.line_tables,
             cache: Cache { folder: target.join("modules"), hashes: true },
             arch,
             panics,

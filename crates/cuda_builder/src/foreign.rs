@@ -25,7 +25,7 @@ impl ModuleArtifact {
         let output = ptx.with_extension("cubin");
         let (cubin, resources) = match Ptxas::find()? {
             Some(ptxas) => {
-                let resources = ptxas.assemble(&file, &read.target, ptx, &output)?;
+                let resources = ptxas.assemble(&file, &read.target, ptx, &output, true)?;
                 (Some(output), Some(resources))
             }
             None => (None, None),

@@ -12,7 +12,7 @@ use crate::link::{self, Link, Linked};
 use crate::metadata;
 use crate::packed;
 use crate::parallel;
-use crate::ptx::Ptx;
+use crate::ptx::{self, Ptx};
 use crate::ptxas::{Ptxas, Resources};
 use crate::split::KernelFile;
 use crate::toolchain::Toolchain;
@@ -34,6 +34,7 @@ pub(crate) struct Modules<'a> {
     pub(crate) workers: &'a Workers<'a>,
     pub(crate) nccl: Option<Nccl>,
     pub(crate) ptxas: Option<Ptxas>,
+    pub(crate) line_tables: bool,
     pub(crate) cache: Cache,
     pub(crate) arch: NvvmArch,
     pub(crate) panics: Panics,
@@ -104,6 +105,7 @@ impl Modules<'_> {
             arch.name(),
             self.panics as u8,
             self.ptxas.as_ref().map(|ptxas| &ptxas.version),
+            self.line_tables,
         ]);
         Ok(artifact::sha256(inputs.to_string().as_bytes()))
     }
@@ -173,16 +175,21 @@ impl Modules<'_> {
             dump: self.dump.clone(),
         });
         let what = format!("cannot link {}.rs (kernels: {})", source.file, names.join(", "));
-        let Linked { ptx: text, lsa_barriers } = self.workers.run(&source.file, &what, job)?;
+        let Linked { ptx: mut text, lsa_barriers } = self.workers.run(&source.file, &what, job)?;
         fs::write(ptx_path, &text).map_err(Error::io("write", ptx_path))?;
         let ptx = artifact::read_ptx(&source.file, &text)?;
         // `core::fmt`, which formats the messages of panics, has indirect calls; none of them runs.
         if ptx.call_prototypes > 0 && self.panics == Panics::Silent {
             return Err(artifact::indirect_calls(&source.file, &names, &text));
         }
+        if !self.line_tables {
+            text = ptx::without_line_tables(&text);
+            fs::write(ptx_path, &text).map_err(Error::io("write", ptx_path))?;
+        }
         let (mut resources, mut code) = (None, None);
         if let Some(ptxas) = &self.ptxas {
-            let made = ptxas.assemble(&source.file, arch.name(), ptx_path, cubin);
+            let lines = self.line_tables;
+            let made = ptxas.assemble(&source.file, arch.name(), ptx_path, cubin, lines);
             resources = Some(made.map_err(|error| error.with_ptx_in(folder))?);
             code = Some(fs::read(cubin).map_err(Error::io("read", cubin))?);
         }

@@ -95,6 +95,23 @@ pub(crate) fn read(text: &str) -> Result<Ptx, String> {
     Ok(ptx)
 }
 
+/// Returns a module without its line tables (`.loc` and `.file` directives, debug sections and
+/// their labels), comments and indentation.
+pub(crate) fn without_line_tables(text: &str) -> String {
+    let (mut kept, mut in_section) = (String::new(), false);
+    for line in text.lines() {
+        let line = line.split("//").next().unwrap_or_default().trim();
+        let word = line.split_whitespace().next().unwrap_or_default();
+        in_section |= word == ".section" && line.contains(".debug_");
+        let is_code = !["", ".loc", ".file"].contains(&word) && !word.starts_with("$L__tmp");
+        if is_code && !in_section {
+            kept.extend([line, "\n"]);
+        }
+        in_section &= !line.contains('}');
+    }
+    kept
+}
+
 /// Returns the name in `.func  (.param .b32 func_retval0) name(`.
 fn function_name(line: &str) -> &str {
     let (_, rest) = line.split_once(".func ").unwrap_or_default();

@@ -70,9 +70,11 @@ impl Ptxas {
         arch: &str,
         ptx: &Path,
         cubin: &Path,
+        line_tables: bool,
     ) -> Result<Vec<(String, Resources)>, Error> {
         let output = Command::new(&self.program)
-            .args(["-v", "--generate-line-info", "--gpu-name", arch, "--output-file"])
+            .args(line_tables.then_some("--generate-line-info"))
+            .args(["-v", "--gpu-name", arch, "--output-file"])
             .args([cubin, ptx])
             .output()
             .map_err(Error::io("run", &self.program))?;

@@ -173,7 +173,9 @@ impl Artifacts {
         let report = |module: &&ModuleArtifact| {
             let cubin = scratch.path().join(&module.file);
             let made = match &ptxas {
-                Some(ptxas) => ptxas.assemble(&module.file, arch.name(), &module.ptx, &cubin)?,
+                Some(ptxas) => {
+                    ptxas.assemble(&module.file, arch.name(), &module.ptx, &cubin, true)?
+                }
                 None => Vec::new(),
             };
             let made: BTreeMap<_, _> = made.into_iter().collect();

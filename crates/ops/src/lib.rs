@@ -59,12 +59,16 @@ pub use self::lamport::LamportMemory;
 pub use self::plan::{Explanation, ParseNameError};
 
 /// The kernels of `devcomm_kernels`, to pass to [`Rank::load`](devcomm_host::Rank::load). The set
-/// contains their PTX, which GPUs need, if the feature `ptx` is on.
+/// contains their machine code, which GPUs need, if the feature `ptx` or `kernels-bin` is on.
+pub static KERNELS: KernelSet = COMPILED;
+
 #[cfg(feature = "ptx")]
-pub static KERNELS: KernelSet =
+const COMPILED: KernelSet =
     // SAFETY: the build script compiled them from `devcomm_kernels`.
     unsafe { KernelSet::new(include!(concat!(env!("OUT_DIR"), "/kernels/kernels.rs"))) };
-/// The kernels of `devcomm_kernels`, to pass to [`Rank::load`](devcomm_host::Rank::load). The set
-/// contains their PTX, which GPUs need, if the feature `ptx` is on.
-#[cfg(not(feature = "ptx"))]
-pub static KERNELS: KernelSet = WITHOUT_PTX;
+#[cfg(all(feature = "kernels-bin", not(feature = "ptx")))]
+const COMPILED: KernelSet =
+    // SAFETY: `cargo xtask kernels-bin` compiled them from the `devcomm_kernels` of this version.
+    unsafe { KernelSet::new(devcomm_kernels_bin::kernels()) };
+#[cfg(not(any(feature = "ptx", feature = "kernels-bin")))]
+const COMPILED: KernelSet = WITHOUT_PTX;

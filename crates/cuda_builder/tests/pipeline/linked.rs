@@ -1,5 +1,7 @@
 //! Properties of the linked kernels.
 
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
@@ -28,6 +30,11 @@ pub fn tests() -> Vec<Trial> {
             "kernels_have_source_lines_and_are_optimised_all_the_same",
             &[RustSource, Nccl],
             lines,
+        ),
+        test(
+            "equal_sources_make_equal_files_in_every_folder_without_line_tables",
+            &[RustSource, Nccl],
+            equal_files,
         ),
         test("ir_is_dumped_before_and_after_optimisation", &[RustSource], dump),
     ]
@@ -180,6 +187,43 @@ fn lines() -> TestResult {
     // ptxas optimises a module of `.target sm_90, debug` less: twice the registers.
     let target = text.lines().find(|line| line.starts_with(".target"));
     ensure(target == Some(".target sm_90"), format!("{target:?}"))
+}
+
+/// Builds two copies of a package, each in a folder and with a cache of its own.
+fn equal_files() -> TestResult {
+    let build = |place: &str| -> Result<BTreeMap<OsString, Vec<u8>>, Failed> {
+        let fixture = Package::fixture(place);
+        let manifest = fs::read_to_string(fixture.folder.join("Cargo.toml"))?;
+        let package = Package { name: "fixture-copy".to_owned(), folder: fixture.folder };
+        package.write("Cargo.toml", &manifest.replace(&fixture.name, &package.name));
+        let target = package.folder.join("target-of-kernels");
+        let _ = fs::remove_dir_all(&target);
+        let artifacts = package.builder().target_dir(target).line_tables(false).build()?;
+        let entries = fs::read_dir(&artifacts.folder)?.map(|entry| {
+            let path = entry?.path();
+            Ok((path.file_name().unwrap_or_default().to_owned(), fs::read(path)?))
+        });
+        Ok(entries.collect::<std::io::Result<_>>()?)
+    };
+    let (here, elsewhere) = (build("equal_here")?, build("equal_elsewhere")?);
+    ensure(here.keys().eq(elsewhere.keys()), format!("{:?}, {:?}", here.keys(), elsewhere.keys()))?;
+    for (name, bytes) in &here {
+        ensure(elsewhere[name] == *bytes, format!("{name:?} differs"))?;
+        let names_the_folder = String::from_utf8_lossy(bytes).contains("equal_here");
+        ensure(!names_the_folder, format!("{name:?} has the folder of the sources"))?;
+    }
+    let ptx = here.get(OsStr::new("lsa.ptx")).map(|ptx| String::from_utf8_lossy(ptx));
+    let ptx = ptx.ok_or("there is no lsa.ptx")?;
+    let table = [".file", ".loc\t", ".debug_", "$L__tmp"];
+    ensure(!table.iter().any(|part| ptx.contains(part)), "lsa.ptx has a line table")?;
+    let module = linked()?.modules.iter().find(|module| module.file == "lsa").unwrap();
+    let with_lines = fs::read_to_string(&module.ptx)?;
+    let code = with_lines.lines().map(|line| line.split("//").next().unwrap_or_default().trim());
+    let is_code = |line: &&str| !line.is_empty() && !table.iter().any(|part| line.contains(part));
+    ensure(
+        ptx.lines().eq(code.filter(is_code)),
+        "the instructions are not those of a build with line tables",
+    )
 }
 
 fn dump() -> TestResult {
