@@ -94,9 +94,10 @@ impl CudaBuilder {
         self
     }
 
-    /// Sets whether PTX and cubins have line tables, for profilers. Without them the instructions
-    /// are the same, the PTX has no comments, the files have half the size, and equal sources give
-    /// equal files on every machine, since no paths are in them. Default: yes.
+    /// Sets whether PTX and cubins have line tables, for profilers. Without them the PTX has the
+    /// same instructions and no comments, the files have half the size, and equal sources give
+    /// equal files on every machine, since no paths are in them. `ptxas` may arrange a kernel's
+    /// machine code in another way then. Default: yes.
     pub fn line_tables(mut self, line_tables: bool) -> Self {
         self.line_tables = line_tables;
         self

@@ -193,6 +193,9 @@ impl Modules<'_> {
             resources = Some(made.map_err(|error| error.with_ptx_in(folder))?);
             code = Some(fs::read(cubin).map_err(Error::io("read", cubin))?);
         }
+        if !self.line_tables {
+            text = ptx::compact(&text);
+        }
         Ok(Attempt { text, ptx, lsa_barriers, resources, code })
     }
 }

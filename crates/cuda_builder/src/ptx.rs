@@ -95,21 +95,26 @@ pub(crate) fn read(text: &str) -> Result<Ptx, String> {
     Ok(ptx)
 }
 
-/// Returns a module without its line tables (`.loc` and `.file` directives, debug sections and
-/// their labels), comments and indentation.
+/// Returns a module without its line tables: `.loc` and `.file` directives, and debug sections.
 pub(crate) fn without_line_tables(text: &str) -> String {
-    let (mut kept, mut in_section) = (String::new(), false);
-    for line in text.lines() {
-        let line = line.split("//").next().unwrap_or_default().trim();
-        let word = line.split_whitespace().next().unwrap_or_default();
-        in_section |= word == ".section" && line.contains(".debug_");
-        let is_code = !["", ".loc", ".file"].contains(&word) && !word.starts_with("$L__tmp");
-        if is_code && !in_section {
-            kept.extend([line, "\n"]);
-        }
+    let mut in_section = false;
+    let is_kept = |line: &&str| {
+        let word = line.split_whitespace().next();
+        in_section |= word == Some(".section") && line.contains(".debug_");
+        let is_kept = !in_section && !matches!(word, Some(".loc" | ".file"));
         in_section &= !line.contains('}');
-    }
-    kept
+        is_kept
+    };
+    text.split_inclusive('\n').filter(is_kept).collect()
+}
+
+/// Returns a module without comments, indentation, and the labels of its line tables.
+///
+/// `ptxas` starts a block at such a label: without them it makes other machine code.
+pub(crate) fn compact(text: &str) -> String {
+    let lines = text.lines().map(|line| line.split("//").next().unwrap_or_default().trim());
+    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with("$L__tmp"));
+    lines.flat_map(|line| [line, "\n"]).collect()
 }
 
 /// Returns the name in `.func  (.param .b32 func_retval0) name(`.
