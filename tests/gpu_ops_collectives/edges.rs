@@ -190,6 +190,14 @@ fn parts_and_rows_that_overlap_are_refused() {
         for at in overlapping.into_iter().chain([[0, 8, 16, 20]]) {
             refused("all_reduce_rmsnorm", rows(at), "overlap");
         }
+        let f8 = comm.mem_alloc::<F8E4M3>(8)?;
+        for at in [0, 8, 16] {
+            let [input, residual, weight] = [slice(0)?, slice(8)?, slice(16)?];
+            let to = (&f8, &x.slice(at..at + 1)?);
+            let result = collectives
+                .all_reduce_rmsnorm_quantised(&input, &residual, &weight, to, 0.1, &stream);
+            refused("all_reduce_rmsnorm_quantised", result, "overlap");
+        }
         rows([0, 8, 16, 24])?;
         // The output may be the input.
         rows([0, 8, 16, 0])?;

@@ -221,7 +221,8 @@ macro_rules! shuffles {
         #[doc = concat!("Returns the value of the lane ", $doc, ", over the whole warp.")]
         #[doc = concat!("PTX: `", $ptx, "`.")]
         ///
-        /// A lane whose source would be outside the warp gets its own value.
+        /// Only the low five bits of the number count. A lane whose source would be outside the
+        /// warp gets its own value.
         ///
         /// # Safety
         ///

@@ -77,7 +77,7 @@ fn eight_ranks_become_seven_and_six_with_their_memory_and_streams() {
 }
 
 #[test]
-fn a_rank_goes_on_only_after_a_loss_and_outside_of_groups_and_captures() {
+fn a_rank_goes_on_once_and_only_after_a_loss_outside_of_groups() {
     let world = World::simulated(2).unwrap();
     let failed = world.run(|rank| {
         let refused = |result: Result<Rank>| result.err().unwrap();

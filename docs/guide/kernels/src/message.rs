@@ -1,4 +1,4 @@
-//! A sum over all ranks, without a barrier.
+//! A sum over the ranks of the LSA team, without a barrier.
 
 // ANCHOR: kernel
 use cuda_std::prelude::*;
