@@ -1,6 +1,5 @@
 """How `devcomm.torch` defines operators, and the names by which these find communicators."""
 
-import functools
 import itertools
 
 import torch
@@ -19,16 +18,23 @@ class Group:
     def __init__(self, communicator):
         self.communicator = communicator
         self.n_ranks = communicator.n_ranks
-        self._products = {}
+        self._made, self._products = {}, {}
         self._window = self._tensor = None
 
-    @functools.cached_property
+    @property
     def collectives(self):
-        return devcomm.Collectives(self.communicator)
+        return self._one(devcomm.Collectives)
 
-    @functools.cached_property
+    @property
     def grouped(self):
-        return devcomm.GroupedGemm(self.communicator)
+        return self._one(devcomm.GroupedGemm)
+
+    def _one(self, kind):
+        # functools.cached_property has one lock for all objects before Python 3.12: a rank that is
+        # a thread would hold it while it waits here for the others.
+        if kind not in self._made:
+            self._made[kind] = kind(self.communicator)
+        return self._made[kind]
 
     def check(self, **tensors):
         """Refuses tensors that are not where the communicator's GPU is."""
