@@ -9,8 +9,8 @@ fn main() {
     println!("cargo::rustc-check-cfg=cfg(devcomm_has_kernels)");
     // Cargo runs build scripts in the folder of their package.
     let package = Path::new(".");
-    println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rerun-if-changed=data");
+    // The whole package: for a folder `data` that is missing cargo would run this in every build.
+    println!("cargo::rerun-if-changed=.");
     for folder in stamp::sources(package) {
         println!("cargo::rerun-if-changed={}", folder.display());
     }

@@ -93,7 +93,7 @@ fn refused_after(
             if rank.is_root() {
                 for ((name, operation), graph) in operations.iter().zip(&graphs) {
                     let refused = operation().unwrap_err().to_string();
-                    // Of the operation, or of the launch of its kernel.
+                    // The error is the operation's, or that of the launch of its kernel.
                     assert!(refused.contains(&format!("is {state}")), "{name}: {refused}");
                     let refused = graph.launch(&stream).unwrap_err();
                     assert!(matches!(refused, Error::State(_)), "{name}: {refused}");

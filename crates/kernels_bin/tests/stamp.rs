@@ -49,7 +49,7 @@ fn kernels_of_this_version_and_these_sources_are_accepted() {
     // PTX and cubins that are not compressed are not part of the package.
     checkout.write("crates/kernels_bin/data/sum.ptx", "of another build");
     assert_eq!(stamp::check(&checkout.package()), Ok(()));
-    // Of a registry the package has no sources beside it.
+    // A package from a registry has no sources beside it.
     fs::remove_dir_all(checkout.0.path().join("kernels")).unwrap();
     assert_eq!(stamp::check(&checkout.package()), Ok(()));
 }
