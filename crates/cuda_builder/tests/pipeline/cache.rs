@@ -117,6 +117,8 @@ fn truncated_core() -> TestResult {
     let source = "#[unsafe(no_mangle)] pub extern \"ptx-kernel\" fn truncated_core() {}";
     let package = Package::new("truncated_core", source);
     let cache = package.folder.join("cache");
+    // An earlier run's, which may be by another toolchain.
+    let _ = fs::remove_dir_all(&cache);
     let build = || {
         let output = package.as_build_script(|command| {
             command.env("DEVCOMM_CACHE", &cache);
