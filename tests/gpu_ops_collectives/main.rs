@@ -469,6 +469,26 @@ fn more_tokens_than_resident_blocks_are_normalised() {
 }
 
 #[test]
+fn where_rmsnorm_follows_an_all_reduce_the_plan_is_that_of_the_all_reduce() {
+    let name = "where_rmsnorm_follows_an_all_reduce_the_plan_is_that_of_the_all_reduce";
+    on_gpus(name, 2, |rank| {
+        let comm = rank.communicator()?;
+        let collectives = CollectivesOptions::new().lamport_bytes(1024).build(comm)?;
+        let weight = comm.mem_alloc::<f32>(64)?;
+        for (tokens, follows) in [(1, false), (1000, true)] {
+            let (x, residual) = (comm.window::<f32>(64 * tokens)?, comm.mem_alloc(64 * tokens)?);
+            let normalise = Collective::all_reduce_rmsnorm(&x, &residual, &weight, &x);
+            let how = collectives.explain(&normalise)?;
+            assert_eq!(how.reason.contains("RMSNorm follows an all-reduce"), follows, "{how}");
+            let all_reduce = collectives.explain(&Collective::all_reduce(&x, &x, ReduceOp::Sum))?;
+            assert_eq!(how.plan.algorithm, all_reduce.plan.algorithm, "{how}; {all_reduce}");
+            assert_ne!(how.plan.algorithm, Algorithm::Nccl);
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn rows_that_do_not_fit_are_refused() {
     on_gpus("rows_that_do_not_fit_are_refused", 2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);

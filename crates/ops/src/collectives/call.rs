@@ -207,7 +207,7 @@ impl<'a> Collective<'a> {
         let buffers = [input.device_slice(), residual.device_slice(), weight.device_slice()];
         let output = output.device_slice();
         Self(Box::new(move |collectives| {
-            Ok(Choice::Fixed(collectives.explain_rmsnorm(&buffers, &output)?.0))
+            Ok(Choice::Fixed(collectives.explain_rmsnorm(&buffers, &output)?))
         }))
     }
 }

@@ -360,10 +360,10 @@ impl Collectives {
         })
     }
 
-    /// Uses this plan for every operation that it fits, with the blocks that its size needs, except
-    /// [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm), its quantised form and
-    /// [`all_to_all_v`](Self::all_to_all_v); `None` returns to the default choice. Every rank sets
-    /// the same plan between the same operations.
+    /// Uses this plan for every operation that it fits, with the blocks that its size needs, also
+    /// for the all-reduce that RMSNorm follows. All-reduces with RMSNorm in one step, and
+    /// [`all_to_all_v`](Self::all_to_all_v), have no other plan. `None` returns to the default
+    /// choice. Every rank sets the same plan between the same operations.
     pub fn set_plan(&self, plan: Option<CollectivePlan>) {
         self.plan.set(plan);
     }

@@ -1,11 +1,14 @@
 //! All-reduces, each followed by the addition of a residual and by RMSNorm, in one operation.
 
-use devcomm_host::{DataType, ReduceOp};
+use devcomm_host::{Context, DataType, ReduceOp};
 use devcomm_kernels::collectives::rmsnorm::QuantisedArgs;
 use devcomm_kernels::collectives::{rmsnorm_block, room};
 
+use super::call::Call;
 use super::plan::SHORT;
+use super::reduce::Reduce;
 use super::{Algorithm, CollectivePlan, Collectives, CollectivesOptions, INVALID, Workspace};
+use crate::CollectiveKind::AllReduce;
 use crate::check::aligned;
 use crate::prelude::*;
 
@@ -16,8 +19,11 @@ const MAX_THREADS: u32 = 256;
 
 const MAX_CLUSTER: u32 = 8;
 
-/// The most graphics processing clusters (GPCs) of a GPU; a cluster of blocks runs within one.
-const GPCS: u32 = 8;
+/// Returns the most graphics processing clusters (GPCs) that GPUs of a context's kind have: 12 of
+/// compute capability 12, and 8 of others. A cluster of blocks runs within one.
+fn most_gpcs(context: &Context) -> u32 {
+    if context.limits().compute_capability.0 >= 12 { 12 } else { 8 }
+}
 
 const OVERLAP: &str = "the buffers of an all-reduce with RMSNorm overlap: each is memory of its \
     own, but the output, which may be the input if it is not quantised";
@@ -25,11 +31,16 @@ const OVERLAP: &str = "the buffers of an all-reduce with RMSNorm overlap: each i
 /// Why RMSNorm has a kernel of its own after the all-reduce.
 const TOO_LONG: &str = "as there are too many tokens for one step; RMSNorm follows an all-reduce";
 
-pub(super) struct Rows {
+/// How the rows of an all-reduce with RMSNorm are divided.
+struct Rows {
+    /// The plan of the kernel that does all of it, or `None` where RMSNorm follows an all-reduce.
+    plan: Option<CollectivePlan>,
+    /// Why it is that plan.
+    reason: &'static str,
     tokens: u32,
     /// The bytes of a row.
     row: usize,
-    /// The grid that [`grid`] returns.
+    /// The grid that [`grid`] returns; of RMSNorm alone if there is no plan.
     grid: (u32, u32, u32),
 }
 
@@ -46,16 +57,13 @@ impl Collectives {
                 type Kernel = kernels::lamport_rmsnorm<Float>;
                 self.compiled.resident_clusters::<Kernel>(cluster, threads, dynamic_shared)?
             });
-        let Some(Workspace { options, .. }) = &self.workspace else { return Ok(resident) };
-        if options.concurrent == 1 {
+        if self.workspace.as_ref().is_none_or(|own| own.options.concurrent == 1) {
             return Ok(resident);
         }
-        // This object's share of a multiprocessor is room for `threads` of the options; a block
-        // with more threads takes several shares. In each GPC, room for all blocks of a cluster but
-        // one may stay unused: on a small GPU there may be no room for a cluster.
-        let shares = threads.div_ceil(options.threads(room::LAMPORT_RMSNORM));
-        let room = self.multiprocessors().saturating_sub(GPCS * (cluster - 1)) / shares;
-        Ok(room.min(resident))
+        // The share has room for a block on each multiprocessor. In each GPC, room for all blocks
+        // of a cluster but one may stay unused: on a small GPU there may be no room for a cluster.
+        let unused = most_gpcs(self.communicator.context()) * (cluster - 1);
+        Ok(self.multiprocessors().saturating_sub(unused).min(resident))
     }
 
     /// Adds the sum of all ranks' `input` to `residual`, and stores to `output` that sum normalised
@@ -127,13 +135,26 @@ impl Collectives {
         Ok(QuantisedArgs { output: output_at, scale: scale_at })
     }
 
-    /// Checks the buffers, and returns how it is done, and its rows. If NCCL does the all-reduce,
-    /// their grid is that of RMSNorm alone.
+    /// Returns how it is done. If RMSNorm follows an all-reduce, the plan is the all-reduce's.
     pub(super) fn explain_rmsnorm<T: Element>(
+        &self,
+        buffers: &[DeviceSlice<T>; 3],
+        output: &DeviceSlice<T>,
+    ) -> Result<Explanation> {
+        let Rows { plan, reason, .. } = self.rows(buffers, output)?;
+        if let Some(plan) = plan {
+            return Ok(Explanation { plan, reason });
+        }
+        let reduce = Reduce::new(self, AllReduce, [&buffers[0], output], &ReduceOp::Sum)?;
+        Ok(Explanation { plan: self.decide(&reduce.request(self)).plan, reason })
+    }
+
+    /// Checks the buffers, and returns how the rows are divided.
+    fn rows<T: Element>(
         &self,
         [input, residual, weight]: &[DeviceSlice<T>; 3],
         output: &DeviceSlice<T>,
-    ) -> Result<(Explanation, Rows)> {
+    ) -> Result<Rows> {
         let data_type = T::DATA_TYPE;
         let (count, hidden) = (input.len(), weight.len());
         for (name, slice, len) in [
@@ -163,9 +184,8 @@ impl Collectives {
         let tokens = (count / hidden) as u32;
         let ranks = self.communicator.n_ranks();
         let rmsnorm_alone = |reason| {
-            let grid = grid(row, tokens, |cluster, _| Ok(cluster * tokens))?;
-            let how = Explanation { plan: CollectivePlan::NCCL, reason };
-            Ok((how, Rows { tokens, row, grid }))
+            let grid = grid(row, tokens, MAX_THREADS, |cluster, _| Ok(cluster * tokens))?;
+            Ok(Rows { plan: None, reason, tokens, row, grid })
         };
         if count == 0 {
             return rmsnorm_alone(INVALID);
@@ -177,13 +197,14 @@ impl Collectives {
             return rmsnorm_alone(TOO_LONG);
         }
         let most = |cluster, threads| self.most_blocks(data_type, cluster, threads);
-        let grid @ (cluster, threads, blocks) = grid(row, tokens, most)?;
+        let most_threads = options.threads(room::LAMPORT_RMSNORM).min(MAX_THREADS);
+        let grid @ (cluster, threads, blocks) = grid(row, tokens, most_threads, most)?;
         // Two ranks' clusters may have several rows each. Without room there are 0 blocks.
         if !(ranks == 2 && blocks > 0 || blocks == cluster * tokens) {
             return rmsnorm_alone(TOO_LONG);
         }
-        let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
-        Ok((Explanation { plan, reason: SHORT }, Rows { tokens, row, grid }))
+        let plan = Some(CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads });
+        Ok(Rows { plan, reason: SHORT, tokens, row, grid })
     }
 
     /// Enqueues the operation, quantised or not. `output` also gets the sums of NCCL's all-reduce.
@@ -196,32 +217,32 @@ impl Collectives {
         stream: &Stream,
     ) -> Result<()> {
         let (count, hidden) = (buffers[0].len(), buffers[2].len());
-        let (how, Rows { tokens, row, grid: (cluster, threads, blocks) }) =
-            self.explain_rmsnorm(&buffers, output)?;
+        let Rows { plan, tokens, row, grid: (cluster, threads, blocks), .. } =
+            self.rows(&buffers, output)?;
         require_context("the stream", stream.context(), self.communicator.context())?;
         if count == 0 {
             return Ok(());
         }
         let options = self.workspace.as_ref().map_or(CollectivesOptions::new(), |own| own.options);
-        let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
-        let config = options.config(plan).with_cluster(cluster);
+        let shape = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
+        let config = options.config(shape).with_cluster(cluster);
         let [input, residual, weight] = buffers.each_ref().map(DeviceSlice::device_address);
         let (to, hidden, target) =
             (output.device_address(), hidden as u32, self.compiled.on(stream));
-        if let Some(Workspace { dev_comm, memory, .. }) = self.memory_of(how.plan) {
+        if let (Some(plan), Some(Workspace { dev_comm, memory, .. })) = (plan, &self.workspace) {
             let what = || format!("all_reduce_rmsnorm of {count} {}, rows of {hidden}", T::NAME);
             self.compare(plan, what)?;
             let _turn = self.order.begin(stream)?;
             let args =
                 (dev_comm, memory, input, residual, weight, to, quantised, tokens, hidden, eps);
-            // SAFETY: `explain_rmsnorm` has checked that the buffers have the elements, aligned;
+            // SAFETY: `rows` has checked that the buffers have the elements, aligned;
             // dropping one waits for the stream. `_turn` orders launches with the workspace.
             return of_floats!(T::DATA_TYPE, Float => unsafe {
                 kernels::lamport_rmsnorm::<Float>::launch(args, config, &target)
             });
         }
         self.all_reduce(&buffers[0], output, ReduceOp::Sum, stream)?;
-        // SAFETY: `explain_rmsnorm` has checked that the buffers have the elements, aligned;
+        // SAFETY: `rows` has checked that the buffers have the elements, aligned;
         // dropping one waits for the stream.
         of_floats!(T::DATA_TYPE, Float => unsafe {
             if self.is_older {
@@ -235,7 +256,7 @@ impl Collectives {
             // operations while it waits.
             let config = match options.concurrent {
                 1 => config,
-                _ => options.independent(plan).with_cluster(cluster),
+                _ => options.independent(shape).with_cluster(cluster),
             };
             kernels::rmsnorm::<Float>::launch(args, config, &target)
         })
@@ -244,21 +265,26 @@ impl Collectives {
 
 /// Returns the blocks of a cluster, the threads of a block, and the blocks of the grid for `tokens`
 /// rows of `row` bytes; a thread has a vector of a row. `most` returns the most blocks of the grid
-/// for the blocks of a cluster and the threads of a block.
+/// for the blocks of a cluster and the threads of a block. There are 0 blocks without room for one
+/// cluster.
 ///
 /// A row takes the less time the more blocks it has, of at least 128 threads. Clusters that have
 /// several rows are small, as their blocks wait for each other.
-fn grid(
+pub(super) fn grid(
     row: usize,
     tokens: u32,
+    most_threads: u32,
     most: impl Fn(u32, u32) -> Result<u32>,
 ) -> Result<(u32, u32, u32)> {
     let vectors = (row / 16) as u32;
     let mut cluster = 1 << (vectors / 128).clamp(1, MAX_CLUSTER).ilog2();
+    if vectors.div_ceil(cluster) > most_threads {
+        cluster = MAX_CLUSTER.min(2 * cluster);
+    }
     loop {
         let threads = vectors.div_ceil(cluster).next_multiple_of(32);
-        let clusters = most(cluster, threads)? / cluster;
-        let is_smallest = cluster == 1 || vectors.div_ceil(cluster / 2) > MAX_THREADS;
+        let clusters = if threads > most_threads { 0 } else { most(cluster, threads)? / cluster };
+        let is_smallest = cluster == 1 || vectors.div_ceil(cluster / 2) > most_threads;
         if tokens <= clusters || is_smallest {
             return Ok((cluster, threads, cluster * tokens.min(clusters)));
         }

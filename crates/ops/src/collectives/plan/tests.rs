@@ -5,6 +5,7 @@ use devcomm_kernels::collectives::room;
 use super::*;
 use crate::CollectiveKind::*;
 use crate::CollectivesOptions;
+use crate::collectives::rmsnorm;
 
 /// Returns the request of a message of `vectors`, which a kernel for long ones can push too.
 fn request(vectors: u32) -> Request {
@@ -95,6 +96,25 @@ fn plans_of_several_objects_leave_room_for_each_other() {
             assert!(candidates.iter().all(fits), "{candidates:?}");
             let long = Request { slots: None, ..request };
             assert!(long.candidates(None).iter().all(fits));
+        }
+    }
+}
+
+#[test]
+fn rows_of_rmsnorm_leave_room_for_other_objects() {
+    const MULTIPROCESSORS: u32 = 132;
+    for objects in 2..=4 {
+        let share = CollectivesOptions::new().concurrent(objects).threads(room::LAMPORT_RMSNORM);
+        let most = |cluster, _| Ok(MULTIPROCESSORS - 8 * (cluster - 1));
+        for (vectors, tokens) in (1..=2048).flat_map(|n| [1, 9, 33, 4096].map(|tokens| (n, tokens)))
+        {
+            let (cluster, threads, blocks) =
+                rmsnorm::grid(16 * vectors, tokens, share, most).unwrap();
+            assert!(threads * cluster >= vectors as u32 && blocks % cluster == 0);
+            let fits = threads <= share && blocks > 0 && blocks <= MULTIPROCESSORS;
+            // A row that needs more threads than eight blocks may have is normalised by itself.
+            let is_long = vectors as u32 > 8 * share;
+            assert!(if is_long { blocks == 0 } else { fits }, "{vectors} vectors of {objects}");
         }
     }
 }
