@@ -30,11 +30,22 @@ mod _devcomm {
     /// Wheels with NCCL are looked for among this interpreter's packages, where torch has its own.
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         let path = module.py().import("sys")?.getattr("path")?;
         // Entries that are no text are not paths; empty ones mean the current folder.
         let entries = path.try_iter()?.filter_map(|entry| entry.ok()?.extract::<String>().ok());
         devcomm_locate::run_by_python(entries.filter(|entry| !entry.is_empty()).map(Into::into));
         Ok(())
+    }
+
+    /// How this package has devcomm's own kernels for GPUs, if it has them.
+    #[pyfunction]
+    fn _kernels() -> Option<&'static str> {
+        if cfg!(feature = "kernels-bin") {
+            Some("compiled")
+        } else {
+            cfg!(feature = "ptx").then_some("PTX")
+        }
     }
 
     #[pymodule_export]

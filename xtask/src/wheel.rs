@@ -8,12 +8,20 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::project::{Project, root};
 
-/// Builds the wheel with maturin and the compiled kernels, and runs its tests on simulated GPUs.
-/// Returns what `python3` lacks, if it lacks something.
+/// The wheel is for Linux with this glibc or a newer one. Zig's linker has the older library's
+/// symbols, and maturin refuses a wheel that needs others.
+const PLATFORM: &str = "manylinux_2_28";
+
+/// The most bytes of the wheel.
+const LIMIT: u64 = 40 << 20;
+
+/// Builds the wheel for a release with maturin and the compiled kernels, in the folder `wheels` of
+/// the target folder, and runs its tests on simulated GPUs. Returns what `python3` lacks, if it
+/// lacks something.
 pub fn check() -> Result<Option<String>> {
-    for (module, package) in [("maturin", "maturin"), ("pytest", "pytest"), ("numpy", "numpy")] {
+    for module in ["maturin", "ziglang", "pytest", "numpy"] {
         if !has(module) {
-            return Ok(Some(format!("not installed: python3 -m pip install {package}")));
+            return Ok(Some(format!("not installed: python3 -m pip install {module}")));
         }
     }
     if !has("torch") {
@@ -22,14 +30,22 @@ pub fn check() -> Result<Option<String>> {
     if Command::new("valgrind").arg("--version").stdout(Stdio::null()).status().is_err() {
         println!("valgrind is not installed: the tests of accesses to memory are skipped");
     }
-    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
+    let target = Project::open()?.target_folder();
+    let wheels = target.join("wheels");
+    // What an earlier check has left.
+    let _ = fs::remove_dir_all(&wheels);
     let mut build = Command::new("python3");
-    build.args(["-m", "maturin", "build", "--features", "kernels-bin", "--out"]).arg(folder.path());
-    build.current_dir(root().join("python"));
-    build.env("CARGO_TARGET_DIR", Project::open()?.target_folder());
+    build.args(["-m", "maturin", "build", "--release", "--locked", "--features", "kernels-bin"]);
+    build.args(["--zig", "--compatibility", PLATFORM, "--out"]).arg(&wheels);
+    build.current_dir(root().join("python")).env("CARGO_TARGET_DIR", target);
     run(&mut build, "maturin")?;
+    let wheel = wheel_in(&wheels)?;
+    let bytes = fs::metadata(&wheel)?.len();
+    println!("{}: {bytes} bytes", wheel.display());
+    ensure!(bytes <= LIMIT, "the wheel has {bytes} bytes, more than {LIMIT}");
+    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
     let site = folder.path().join("site");
-    unpack(&wheel_in(folder.path())?, &site)?;
+    unpack(&wheel, &site)?;
     let mut tests = Command::new("python3");
     tests.args(["-m", "pytest", "-p", "no:cacheprovider"]).arg(root().join("python/tests"));
     tests.env("PYTHONPATH", site).env("PYTHONDONTWRITEBYTECODE", "1");

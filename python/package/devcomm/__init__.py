@@ -23,6 +23,7 @@ from devcomm._devcomm import (
     Rank,
     Window,
     World,
+    __version__,
     _forget,
     load_nccl,
 )

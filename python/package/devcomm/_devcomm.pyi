@@ -26,6 +26,8 @@ Op: TypeAlias = Any
 DType: TypeAlias = Any
 Extents: TypeAlias = int | tuple[int, int] | tuple[int, int, int]
 
+__version__: str
+
 def load_nccl(path: str | PathLike[str] | None = None) -> tuple[str, str]: ...
 
 class World:
