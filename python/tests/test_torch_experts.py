@@ -152,6 +152,34 @@ def test_torchs_checks_of_the_operators_pass():
     on_ranks(run)
 
 
+def test_tokens_are_dispatched_in_8_bit_floats():
+    hidden = 256
+
+    def run(rank, _):
+        own = devcomm.ExpertParallel(rank.communicator(), hidden, TOKENS, EXPERTS, TOP_K, f8=True)
+        name = devcomm.torch.register(own)
+        _, ids, weights = routed(rank.rank, COUNTS[rank.rank])
+        x = (torch.arange(len(ids) * hidden).reshape(-1, hidden) % 97 - 48).to(BF16)
+        arguments = x, ids, weights, name
+        torch.library.opcheck(OPS.expert_dispatch_f8.default, arguments)
+        step = torch.compile(
+            lambda *a: OPS.expert_dispatch_f8(*a), fullgraph=True, backend="aot_eager"
+        )
+        for dispatch in (OPS.expert_dispatch_f8, step):
+            rows, scales, offsets, sizes = dispatch(*arguments)
+            assert rows.dtype == torch.float8_e4m3fn and scales.shape == (2, own.most_rows)
+            assert not rows.float()[offsets[-1] :].any() and sizes.sum() == offsets[-1]
+            here = (rows.float() * scales.t().repeat_interleave(128, 1)).to(BF16)
+            out = OPS.expert_combine(here.requires_grad_(), ids, weights, name)
+            wanted = x.float() * torch.where(ids >= 0, weights, 0).sum(1, keepdim=True)
+            # A number of 8 bits has a fraction of three.
+            assert torch.allclose(out.float(), wanted, rtol=2**-4 + 2**-7, atol=0.1)
+            with pytest.raises(devcomm.InvalidInput, match="without a derivative"):
+                out.float().sum().backward()
+
+    on_ranks(run)
+
+
 def test_what_does_not_fit_experts_is_refused():
     def run(rank, name):
         x, ids, weights = routed(rank.rank, 4)
@@ -159,8 +187,10 @@ def test_what_does_not_fit_experts_is_refused():
         up = mine(rank, UP)
         here, *groups = OPS.expert_dispatch(x, ids, weights, name)
         f8 = devcomm.ExpertParallel(rank.communicator(), 128, TOKENS, EXPERTS, TOP_K, f8=True)
+        in_f8 = devcomm.torch.register(f8)
         refused = [
-            ("f8=True", lambda: devcomm.torch.register(f8)),
+            ("expert_dispatch_f8, without", lambda: OPS.expert_dispatch(x, ids, weights, in_f8)),
+            ("f8=False", lambda: OPS.expert_dispatch_f8(x, ids, weights, name)),
             ("no ExpertParallel", lambda: OPS.expert_dispatch(x, ids, weights, plain)),
             ("register", lambda: OPS.expert_layer(x, ids, weights, up, up, "no such name")),
             ("Float32, expected", lambda: OPS.expert_dispatch(x.float(), ids, weights, name)),

@@ -98,6 +98,26 @@ def _expert_dispatch_backward(grad, ids, name):
     return out
 
 
+def _expert_dispatch_f8(input, ids, weights, name):
+    experts = experts_of(name)
+    experts.check(input=input, ids=ids, weights=weights)
+    return experts.step(input, ids, weights, ("offsets", "sizes"), f8=True)
+
+
+def _fake_dispatch_f8(input, ids, weights, name):
+    rows, *numbers = _fake_dispatch(input, ids, weights, name)
+    scales = weights.new_empty(rows.shape[1] // 128, rows.shape[0])
+    return rows.to(torch.float8_e4m3fn), scales, *numbers
+
+
+operator(
+    "expert_dispatch_f8",
+    "(Tensor input, Tensor ids, Tensor weights, str name) -> (Tensor, Tensor, Tensor, Tensor)",
+    _expert_dispatch_f8,
+    _fake_dispatch_f8,
+)
+
+
 def _tokens_like(rows, ids, *_):
     return rows.new_zeros(ids.shape[0], rows.shape[1])
 

@@ -73,21 +73,27 @@ class Experts(Group):
     """An object for experts, with its communicator."""
 
     def __init__(self, parallel):
-        if parallel.f8:
-            raise devcomm.InvalidInput("f8=True: operators send tokens to experts in bfloat16")
         super().__init__(parallel.communicator)
         self.parallel = parallel
         self.count = None
 
-    def step(self, input, ids, weights, numbers=()):
-        """Dispatches tokens; returns the rows, with 0 where no token is, and these numbers."""
+    def step(self, input, ids, weights, numbers=(), f8=False):
+        """Dispatches tokens; returns the rows, with 0 where no token is, and these numbers. With f8
+        rows of 8-bit floats, their scales and the numbers."""
         experts = self.parallel
+        if experts.f8 != f8:
+            own = "expert_dispatch_f8, without a derivative" if experts.f8 else "expert_dispatch"
+            raise devcomm.InvalidInput(f"f8={experts.f8}: the operator of this object is {own}")
         experts.dispatch(input.contiguous(), ids.contiguous(), weights.contiguous())
         self.count = ids.shape[0]
         rows = input.new_zeros(experts.most_rows, experts.hidden)
         most = {"offsets": experts.local_experts + 1, "sizes": experts.local_experts}
         most["origins"] = experts.most_rows
         made = {name: ids.new_zeros(most[name]) for name in numbers}
+        if f8:
+            rows = rows.to(torch.float8_e4m3fn)
+            scales = weights.new_zeros(experts.hidden // 128, experts.most_rows)
+            made = {"scales": scales, **made}
         experts.group(rows, **made)
         return rows, *made.values()
 

@@ -46,6 +46,8 @@ has no other step. An expert is not twice among those of a token.
 |---|---|
 | `expert_dispatch(input, ids, weights, name)` | rows (most_rows, hidden) in the order of the \
 experts here, with 0 in rows of no token; offsets (local_experts + 1) and sizes (local_experts) |
+| `expert_dispatch_f8(input, ids, weights, name)` | the rows in float8_e4m3fn; their scales \
+(hidden / 128, most_rows) in float32; offsets and sizes; of an object with f8=True. No derivative |
 | `expert_combine(rows, ids, weights, name, residual=None)` | for each token the sum of its \
 experts' rows times their weights, plus its row of residual: (tokens, hidden) |
 | `expert_layer(input, ids, weights, up, down, name, residual=None, activation="silu")` | all of a \
