@@ -3,7 +3,7 @@
 
 use core::mem::MaybeUninit;
 
-use cuda_std::atomic::{Order, Scope, fence};
+use cuda_std::atomic::{Atomic, Order, Scope, fence};
 use cuda_std::prelude::*;
 use devcomm::{DevCommRequirements, Simulation};
 use devcomm_testing::simulated::Gpu;
@@ -112,6 +112,52 @@ fn a_put_that_releases_nothing_sends_only_what_a_fence_has_released() {
     check(&Simulation::new(2), 4, puts);
     let race = race(Simulation::new(2), |gpu| puts(gpu, 1));
     assert!(race.remedy.contains("a fence at system scope by the thread"), "{race}");
+}
+
+/// Does the same as [`puts_what_is_released`], but the second thread fences, and passes it on by a
+/// relaxed flag. Forms, the scope of its fence: the system; the GPU.
+#[kernel]
+unsafe fn puts_what_another_has_released(
+    comm: DevComm,
+    words: Window<u32>,
+    flag: *mut u32,
+    form: u32,
+) {
+    let (gin, coop, first) = (comm.gin::<Proxy>(0), Coop::cta(), thread::thread_idx_x() == 0);
+    let (team, arrived) = (comm.world_team(), comm.signal(0));
+    let scope = [Scope::Sys, Scope::Gpu][form as usize];
+    // SAFETY: the window has two elements; the races are what the test is for.
+    unsafe {
+        let flag = Atomic::from_ptr(flag);
+        match (comm.rank(), first) {
+            (0, false) => {
+                words.local().store(0, 7);
+                fence(Order::AcqRel, scope);
+                flag.store(1, Order::Relaxed, Scope::Gpu);
+            }
+            (0, true) => {
+                while flag.load(Order::Relaxed, Scope::Gpu) == 0 {}
+                fence(Order::AcqRel, Scope::Gpu);
+                let put = gin.put(team, 1, words.at(1), words.at(0), 1);
+                put.signal(arrived.inc()).released_to(Scope::Sys).post(Coop::thread());
+            }
+            _ => {
+                gin.wait_signal(coop, arrived, 1, MemoryOrder::Acquire);
+                words.local().load(1);
+            }
+        }
+    }
+    gin.flush(coop, MemoryOrder::Relaxed);
+}
+
+#[test]
+fn a_put_that_releases_nothing_sends_what_another_threads_fence_has_released() {
+    check(&Simulation::new(2), 2, |gpu, form| {
+        let (comm, words) = (gpu.dev_comm(full())?, gpu.window(&[0_u32; 2])?);
+        let flag = gpu.buffer(&[0_u32])?;
+        let args = puts_what_another_has_released::args(&comm, &words, &flag, form);
+        gpu.launch(args.grid(1).block(2))
+    });
 }
 
 /// Does the same as [`puts_what_is_released`], with a signal: rank 0 stores to rank 1, and signals.

@@ -218,7 +218,8 @@ fn shuffle<T: WarpShuffleValue>(
 
 macro_rules! shuffles {
     ($(
-        $mode:ident $whole:ident $some:ident, $lane:ident, $doc:literal, $ptx:literal, $segments:literal;
+        $mode:ident $whole:ident $some:ident, $lane:ident,
+        $doc:literal, $ptx:literal, $segments:literal;
     )*) => { $(
         #[doc = concat!("Returns the value of the lane ", $doc, ", over the whole warp.")]
         #[doc = concat!("PTX: `", $ptx, "`.")]

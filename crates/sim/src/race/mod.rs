@@ -324,6 +324,8 @@ impl Races {
             // PTX has no such access: it is a fence, followed by an acquire or a release.
             self.fence(thread, Order::SeqCst, scope);
         }
+        // The others know only that the accesses before have ended.
+        thread.time += u32::from(std::mem::take(&mut thread.has_met));
         let (agent, time, is_async) = self.performer(thread, writes);
         if thread.engine == Engine::Bulk {
             thread.bulk = Some((time, at));

@@ -44,7 +44,9 @@ pub(super) struct AtomicWord {
 }
 
 impl AtomicWord {
-    /// Adds a release; one that the same threads include is joined with it.
+    /// Adds a release; one that the same threads may acquire is joined with it. The blocks of
+    /// releases at wider scopes may differ: a read at block scope, which would tell them apart, is
+    /// a race with the write by another block.
     pub(super) fn add(&mut self, release: &Release, join: impl Fn(&mut Clock, &Clock)) {
         let alike = |other: &&mut Release| {
             other.scope == release.scope
@@ -184,6 +186,10 @@ impl Races {
                 }
             }
         }
+        if releases(order) && scope == Scope::Sys {
+            let clock = self.released(thread);
+            self.joins.make_visible(&mut thread.clock, &clock);
+        }
         if order == Order::SeqCst {
             // Such fences have one order, that of the run: each acquires what earlier ones release.
             self.read_releases(thread, &self.fences.borrow().releases, Order::Acquire, scope);
@@ -193,9 +199,6 @@ impl Races {
         }
         if releases(order) {
             let clock = self.released(thread);
-            if scope == Scope::Sys {
-                self.joins.make_visible(&mut thread.clock, &clock);
-            }
             // An earlier fence is superseded, unless its scope is wider.
             thread.released.retain(|(other, _)| narrower(*other, scope) != *other);
             thread.released.push((scope, clock));
@@ -270,7 +273,11 @@ impl Races {
             let ThreadClock { here, time, .. } = &*thread.borrow();
             all.add_passed(here.agent, *time, &self.joins.places);
         }
-        threads().for_each(|thread| thread.borrow_mut().clock.passed = all.passed.clone());
+        for thread in threads() {
+            let mut thread = thread.borrow_mut();
+            thread.clock.passed = all.passed.clone();
+            thread.has_met = true;
+        }
     }
 
     /// Orders a thread after everything in `clock`.

@@ -12,8 +12,11 @@ pub(crate) struct ThreadClock {
     pub(super) here: Position,
     /// The accesses that happened before the thread's next access, without the thread's own.
     pub(super) clock: Clock,
-    /// The time of the thread's accesses; it advances when the thread releases what it has done.
+    /// The time of the thread's accesses; it advances when the thread releases what it has done,
+    /// and at the first access after it has [met](super::Races::meet) others.
     pub(super) time: u32,
+    /// Whether the thread has met others since its last access.
+    pub(super) has_met: bool,
     /// The time up to which the clock has all threads of the block.
     pub(super) all: u32,
     /// The clocks that the thread's fences have released, by scope: later writes carry them.
@@ -36,6 +39,7 @@ impl Default for ThreadClock {
             here: Position { gpu: 0, agent: Agent::default() },
             clock: Clock::default(),
             time: 1,
+            has_met: false,
             all: 0,
             released: Vec::new(),
             found: Vec::new(),

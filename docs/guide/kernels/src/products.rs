@@ -107,7 +107,10 @@ pub unsafe fn product(a: *const bf16, b: *const bf16, c: *mut f32, m: u32, n: u3
 
 // ANCHOR: then
 /// Computes the product of all ranks, by an all-reduce after the last tile (step 2). Grid: any.
-#[kernel(max_threads = 128, requires((m * n) as usize <= part.len(), (m * n) as usize <= c.len()))]
+#[kernel(
+    max_threads = 128,
+    requires(m as usize * n as usize <= part.len(), m as usize * n as usize <= c.len())
+)]
 pub unsafe fn product_then_reduce(
     comm: DevComm,
     a: *const bf16,
@@ -164,7 +167,7 @@ pub unsafe fn product_then_reduce(
 /// `inbox` has [`TILE`] x [`TILE`] elements for each rank and each tile that this rank owns, and
 /// `flags` a word for each; `epoch` points to [`Epoch::WORDS`] words. `flags` and `epoch` were 0
 /// before the first launch. Grid: any, the same in all launches.
-#[kernel(max_threads = 128, requires((m * n) as usize <= c.len()))]
+#[kernel(max_threads = 128, requires(m as usize * n as usize <= c.len()))]
 pub unsafe fn product_all_reduce(
     comm: DevComm,
     a: *const bf16,
