@@ -1,17 +1,10 @@
 //! A matrix product and the reduce-scatter of its rows.
 
-use std::cell::OnceCell;
-
-use devcomm_host::ReduceOp;
 use devcomm_kernels::gemm::gemm_wgmma::{SHARED, THREADS, TILE_N};
 use devcomm_kernels::gemm_allreduce::gemm_allreduce_wide::CLUSTER_M as ROWS;
 use nccl_device::RowOwners;
 
-use crate::check::rows_of_each;
-use crate::fused::{
-    Base, ExchangeKernels, FusedGemm, Fusion, Operands, Output, Strategy, Unfused, prepare_once,
-    prepared,
-};
+use crate::fused::*;
 use crate::gemm::{Matrices, wide_maps};
 use crate::gemm_allreduce::{MIN_WAVES, waves};
 use crate::plan::names;

@@ -1,6 +1,6 @@
 //! The memory of [`Lamport`] messages, which need no separate flags.
 
-use devcomm_types::{ArgInfo, IntoArg, KernelParam};
+use devcomm_types::{ArgInfo, KernelParam};
 use nccl_device::{ANY_RANKS, EMPTY, Lamport, LamportMemoryArgs, lamport_words};
 
 use crate::prelude::*;

@@ -2,7 +2,7 @@
 
 use super::{FusedGemm, Fusion, Operands, Output};
 use crate::GemmPlan;
-use crate::agree::{all_can, is_same};
+use crate::agree::all_can;
 use crate::gemm::Added;
 use crate::prelude::*;
 use crate::timing::{fastest, slowest};

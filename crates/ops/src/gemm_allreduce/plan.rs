@@ -33,20 +33,15 @@ pub enum GemmAllReducePlan {
 }
 
 impl GemmAllReducePlan {
-    /// Returns the plan of `Gemm` with the same tiles, for a plan of few rows.
-    pub(super) fn product(self) -> Option<GemmPlan> {
-        match self {
-            Self::Swapped(tiling) => Some(GemmPlan::Swapped(tiling)),
-            _ => None,
-        }
+    /// Returns the tiles of a plan of few rows.
+    pub(super) fn tiling(self) -> Option<Tiling> {
+        if let Self::Swapped(tiling) = self { Some(tiling) } else { None }
     }
 
     /// Returns the fused plan with the tiles of a plan of few rows.
     pub(super) fn of_few_rows(plan: GemmPlan) -> Option<Self> {
-        match plan {
-            GemmPlan::Swapped(tiling) => swapped::kernels_of(tiling).map(|_| Self::Swapped(tiling)),
-            _ => None,
-        }
+        let GemmPlan::Swapped(tiling) = plan else { return None };
+        swapped::kernels_of(tiling).map(|_| Self::Swapped(tiling))
     }
 }
 

@@ -69,20 +69,9 @@ names! { Wire "type of partial sums" "bf16, f32 or e4m3": Bf16 "bf16" F32 "f32" 
 /// Evaluates an expression in which `$type` is the type of partial sums.
 macro_rules! by_wire {
     ($wire:expr, $type:ident => $then:expr) => {
-        match $wire {
-            Wire::Bf16 => {
-                type $type = half::bf16;
-                $then
-            }
-            Wire::F32 => {
-                type $type = f32;
-                $then
-            }
-            Wire::E4m3 => {
-                type $type = devcomm_types::F8E4M3;
-                $then
-            }
-        }
+        with_type!($wire, $type => $then; {
+            Wire::Bf16 => half::bf16, Wire::F32 => f32, Wire::E4m3 => devcomm_types::F8E4M3
+        })
     };
 }
 
