@@ -268,7 +268,9 @@ impl Gemm {
         let row_lengths = [if a { m } else { k }, if b { n } else { k }];
         let aligned = row_lengths.iter().all(|length| length.is_multiple_of(unit));
         let plans = self.expected(extents, aligned)?.into_iter();
-        for plan in plans.filter(|plan| transposed == NOT_TRANSPOSED || plan.transposes()) {
+        // Of these plans' kernels, only `gemm_wgmma` takes A and B stored transposed.
+        let can = |plan: &GemmPlan| transposed == NOT_TRANSPOSED || *plan == GemmPlan::Wide;
+        for plan in plans.filter(can) {
             if let Some(prepared) = self.prepare_plan::<T, O>(plan, extents)? {
                 chosen = (plan, Some(prepared));
                 break;
@@ -310,12 +312,8 @@ impl Gemm {
 
 impl std::fmt::Debug for Gemm {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let hopper = self.hopper.as_deref();
-        write!(
-            f,
-            "Gemm({}, B {})",
-            hopper.unwrap_or("portable"),
-            if self.constant_b { "constant" } else { "variable" }
-        )
+        let gpu = self.hopper.as_deref().unwrap_or("portable");
+        let b = if self.constant_b { "constant" } else { "variable" };
+        write!(f, "Gemm({gpu}, B {b})")
     }
 }

@@ -73,9 +73,6 @@ impl<F: Fusion> FusedGemm<F> {
                 false => call.option("shape", format!("{shape:?}")),
             };
             let ((operands, plans, expected), _) = call.agree(own)?;
-            if plans.contains(&F::UNFUSED) {
-                base.prepare_unfused()?;
-            }
             // This allocates the workspaces, before any rank can have an error of its own.
             plans.iter().try_for_each(|plan| self.set_plan(Some(*plan)))?;
             self.time(&operands, &plans, expected)
