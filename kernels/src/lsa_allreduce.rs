@@ -16,7 +16,7 @@ use crate::prelude::*;
 ///
 /// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: any,
 /// one-dimensional, the same in every rank. `count` is in elements.
-#[kernel(T = [f32, f16, bf16], requires(count <= send.len(), count <= recv.len()))]
+#[kernel(T = [f32, f16, bf16], in_place, requires(count <= send.len(), count <= recv.len()))]
 pub fn lsa_allreduce<T: Accumulate>(comm: DevComm, send: Window<T>, recv: Window<T>, count: usize) {
     let team = comm.lsa_team();
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());

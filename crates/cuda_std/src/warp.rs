@@ -217,7 +217,9 @@ fn shuffle<T: WarpShuffleValue>(
 }
 
 macro_rules! shuffles {
-    ($($mode:ident $whole:ident $some:ident, $lane:ident, $doc:literal, $ptx:literal;)*) => { $(
+    ($(
+        $mode:ident $whole:ident $some:ident, $lane:ident, $doc:literal, $ptx:literal, $segments:literal;
+    )*) => { $(
         #[doc = concat!("Returns the value of the lane ", $doc, ", over the whole warp.")]
         #[doc = concat!("PTX: `", $ptx, "`.")]
         ///
@@ -236,6 +238,7 @@ macro_rules! shuffles {
         /// and whether that lane was in range.
         ///
         /// `width` (a power of two up to 32) splits the warp into segments that shuffle separately.
+        #[doc = $segments]
         #[doc = concat!("PTX: `", $ptx, "`.")]
         /// An 8-byte value takes two shuffles. The value of a lane outside `mask` is unspecified.
         ///
@@ -259,11 +262,13 @@ macro_rules! shuffles {
 }
 
 shuffles! {
-    Index shuffle_idx warp_shuffle_idx, lane, "`lane`", "shfl.sync.idx";
-    Up shuffle_up warp_shuffle_up, delta, "`delta` below", "shfl.sync.up";
-    Down shuffle_down warp_shuffle_down, delta, "`delta` above", "shfl.sync.down";
+    Index shuffle_idx warp_shuffle_idx, lane, "`lane`", "shfl.sync.idx", "";
+    Up shuffle_up warp_shuffle_up, delta, "`delta` below", "shfl.sync.up", "";
+    Down shuffle_down warp_shuffle_down, delta, "`delta` above", "shfl.sync.down", "";
     Xor shuffle_xor warp_shuffle_xor, lane_mask, "whose number is this one's xor `lane_mask`",
-        "shfl.sync.bfly";
+        "shfl.sync.bfly",
+        "With a `lane_mask` of `width` or more it reads a lane of an earlier segment, which is in \
+         range; one of a later segment is not.";
 }
 
 macro_rules! votes {

@@ -23,51 +23,15 @@ pub struct KernelArgs {
     pub cluster: Option<u32>,
     /// Conditions on the grid, the block and the arguments, checked by every launch.
     pub requires: Vec<Expr>,
+    /// Whether a safe launch may pass the same memory in several windows.
+    pub in_place: bool,
 }
 
 impl Parse for KernelArgs {
     fn parse(input: ParseStream) -> Result<Self> {
         let mut args = Self::default();
         while !input.is_empty() {
-            let name: Ident = input.parse()?;
-            if name == "requires" {
-                let conditions;
-                parenthesized!(conditions in input);
-                let conditions = Punctuated::<Expr, Token![,]>::parse_terminated(&conditions)?;
-                args.requires.extend(conditions);
-                if !input.is_empty() {
-                    input.parse::<Token![,]>()?;
-                }
-                continue;
-            }
-            input.parse::<Token![=]>()?;
-            if name == "arch" {
-                args.set_arch(name, input.parse()?)?;
-            } else if name == "max_threads" {
-                let text = "a block has 1 to 1024 threads";
-                set_count(&mut args.max_threads, name, &input.parse()?, 1024, text)?;
-            } else if name == "min_blocks" {
-                if args.max_threads.is_none() {
-                    let text = "`min_blocks` follows `max_threads`, the size of the blocks";
-                    return Err(Error::new(name.span(), text));
-                }
-                let text = "a multiprocessor has room for 1 to 32 blocks";
-                set_count(&mut args.min_blocks, name, &input.parse()?, 32, text)?;
-            } else if name == "cluster" {
-                let text = "a cluster has 1 to 8 blocks";
-                set_count(&mut args.cluster, name, &input.parse()?, 8, text)?;
-            } else if input.peek(Ident) {
-                args.set_gin(name, &input.parse()?)?;
-            } else {
-                let list;
-                bracketed!(list in input);
-                let values = Punctuated::<GenericArgument, Token![,]>::parse_terminated(&list)?;
-                if values.is_empty() {
-                    return Err(Error::new(name.span(), format!("list at least one `{name}`")));
-                }
-                args.reject_duplicate(&name)?;
-                args.lists.push((name, values.into_iter().collect()));
-            }
+            args.parse_one(input)?;
             if !input.is_empty() {
                 input.parse::<Token![,]>()?;
             }
@@ -77,6 +41,49 @@ impl Parse for KernelArgs {
 }
 
 impl KernelArgs {
+    fn parse_one(&mut self, input: ParseStream) -> Result<()> {
+        let name: Ident = input.parse()?;
+        if name == "in_place" {
+            self.in_place = true;
+            return Ok(());
+        }
+        if name == "requires" {
+            let conditions;
+            parenthesized!(conditions in input);
+            self.requires.extend(Punctuated::<Expr, Token![,]>::parse_terminated(&conditions)?);
+            return Ok(());
+        }
+        input.parse::<Token![=]>()?;
+        if name == "arch" {
+            self.set_arch(name, input.parse()?)
+        } else if name == "max_threads" {
+            let text = "a block has 1 to 1024 threads";
+            set_count(&mut self.max_threads, name, &input.parse()?, 1024, text)
+        } else if name == "min_blocks" {
+            if self.max_threads.is_none() {
+                let text = "`min_blocks` follows `max_threads`, the size of the blocks";
+                return Err(Error::new(name.span(), text));
+            }
+            let text = "a multiprocessor has room for 1 to 32 blocks";
+            set_count(&mut self.min_blocks, name, &input.parse()?, 32, text)
+        } else if name == "cluster" {
+            let text = "a cluster has 1 to 8 blocks";
+            set_count(&mut self.cluster, name, &input.parse()?, 8, text)
+        } else if input.peek(Ident) {
+            self.set_gin(name, &input.parse()?)
+        } else {
+            let list;
+            bracketed!(list in input);
+            let values = Punctuated::<GenericArgument, Token![,]>::parse_terminated(&list)?;
+            if values.is_empty() {
+                return Err(Error::new(name.span(), format!("list at least one `{name}`")));
+            }
+            self.reject_duplicate(&name)?;
+            self.lists.push((name, values.into_iter().collect()));
+            Ok(())
+        }
+    }
+
     fn set_gin(&mut self, name: Ident, value: &Ident) -> Result<()> {
         if value != "gin" {
             let text = format!(

@@ -342,7 +342,7 @@ impl Kernel<'_> {
         let (names, types) = (&self.names, self.types_with_lifetimes());
         let is_safe_fn = self.function.sig.unsafety.is_none();
         let name = instance.name(ident);
-        let gin = self.args.gin.is_some();
+        let (gin, in_place) = (self.args.gin.is_some(), self.args.in_place);
         let Source { package, stem, .. } = self.source;
         let max_threads = self.args.max_threads.unwrap_or(MAX_THREADS);
         let cluster = self.args.cluster.unwrap_or(1);
@@ -363,6 +363,7 @@ impl Kernel<'_> {
             unsafe impl ::cuda_std::__private::Kernel for #item {
                 const NAME: &'static str = #name;
                 const GIN: bool = #gin;
+                const IN_PLACE: bool = #in_place;
                 const PACKAGE: &'static str = #package;
                 const FILE: &'static str = #stem;
                 type Args = (#(#types,)*);

@@ -68,6 +68,8 @@ use proc_macro::TokenStream;
 ///   host checks the conditions, so they call `const` functions only, and cannot use what only a
 ///   running kernel has, such as a thread's index or an element of a window. They can use the
 ///   `len()` of a slice, and the fields of a struct with a slice.
+/// * `in_place`: windows may share memory. Without it a launch of a safe kernel with the same
+///   memory in two windows is an error.
 ///
 /// # Errors
 ///

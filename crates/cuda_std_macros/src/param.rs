@@ -93,6 +93,10 @@ fn host_values(
                 #private::ArgInfo::default()
                     #( .and(#private::IntoArg::info(&self.#names)) )*
             }
+
+            fn windows(&self, see: &mut dyn FnMut(::core::ops::Range<u64>)) {
+                #( #private::IntoArg::windows(&self.#names, see); )*
+            }
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The memory of [`Lamport`] messages, which need no separate flags.
 
+use std::ops::Range;
+
 use devcomm_types::{ArgInfo, KernelParam};
 use nccl_device::{ANY_RANKS, EMPTY, Lamport, LamportMemoryArgs, lamport_words};
 
@@ -72,5 +74,9 @@ unsafe impl IntoArg<Abi> for &LamportMemory {
         let ArgInfo { dev_comm: _, closed, communicator, mixed, unchecked } =
             IntoArg::<Abi>::info(&args);
         ArgInfo { dev_comm: None, closed, communicator, mixed, unchecked }
+    }
+
+    fn windows(&self, see: &mut dyn FnMut(Range<u64>)) {
+        IntoArg::<Abi>::windows(&self.args(), see);
     }
 }

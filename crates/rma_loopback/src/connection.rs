@@ -17,8 +17,7 @@ pub(crate) struct LocalRank {
     pub(crate) inbound: InboundQueue,
     pub(crate) staging: Arc<Staging>,
     pub(crate) regions: Regions,
-    /// Makes an error of a put that comes too late. It orders nothing: as the crate's limitations
-    /// say, the program synchronises its ranks before one of them closes.
+    /// Whether the rank has closed, after which a put to it is an error.
     closed: AtomicBool,
 }
 
@@ -41,11 +40,11 @@ impl LocalRank {
 
     /// Marks the rank's side closed.
     pub(crate) fn mark_closed(&self) {
-        self.closed.store(true, Ordering::Relaxed);
+        self.closed.store(true, Ordering::Release);
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Relaxed)
+        self.closed.load(Ordering::Acquire)
     }
 }
 

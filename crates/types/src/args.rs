@@ -1,6 +1,7 @@
 //! The traits of launch arguments: host values for a kernel's parameters, one or all of them.
 
 use core::ffi::c_void;
+use core::ops::Range;
 
 use crate::kernel::{KernelParam, MemoryRef, Slice, param};
 use crate::nccl::{DevComm, Window};
@@ -11,7 +12,7 @@ use crate::nccl::{DevComm, Window};
 ///
 /// A window or device communicator that the bytes refer to is open and as long as they say, unless
 /// `info` says that it is closed or unchecked. It stays so until the kernel has ended, even if the
-/// value is dropped after the launch.
+/// value is dropped after the launch. `windows` passes the memory of every window.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be passed where the kernel takes `{Abi}`",
     label = "not what the kernel's parameter takes"
@@ -23,6 +24,11 @@ pub unsafe trait IntoArg<Abi> {
     /// Returns what a launch checks of the argument.
     fn info(&self) -> ArgInfo<'_> {
         ArgInfo::default()
+    }
+
+    /// Calls `see` with the addresses of this rank's part of each window in the argument.
+    fn windows(&self, see: &mut dyn FnMut(Range<u64>)) {
+        _ = see;
     }
 }
 
@@ -151,6 +157,8 @@ pub unsafe trait LaunchArgs<P: KernelArgs> {
     fn into_abi(self) -> P::Abi;
     /// Returns what a launch checks of the arguments.
     fn info(&self) -> ArgInfo<'_>;
+    /// Calls `see` with the addresses of this rank's part of each window in the arguments.
+    fn windows(&self, see: &mut dyn FnMut(Range<u64>));
 }
 
 macro_rules! tuples {
@@ -197,6 +205,12 @@ macro_rules! tuples {
             #[inline]
             fn info(&self) -> ArgInfo<'_> {
                 ArgInfo::default() $( .and(self.$index.info()) )*
+            }
+
+            #[inline]
+            #[allow(unused_variables)]
+            fn windows(&self, see: &mut dyn FnMut(Range<u64>)) {
+                $( self.$index.windows(see); )*
             }
         }
     };

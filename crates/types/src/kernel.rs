@@ -38,6 +38,8 @@ pub unsafe trait Kernel: Sized + 'static {
     /// Whether the kernel is compiled once per GIN back end. Each entry point's name is `NAME`, an
     /// underscore and [`GinType::suffix`](crate::GinType::suffix).
     const GIN: bool = false;
+    /// Whether a safe launch may pass the same memory in several windows.
+    const IN_PLACE: bool = false;
     /// The package that the kernel is part of.
     const PACKAGE: &'static str;
     /// Stem of the source file, which names the PTX module.

@@ -2,6 +2,7 @@
 
 use core::fmt;
 use core::marker::PhantomData;
+use core::ops::Range;
 
 use crate::args::{ArgInfo, KernelArgs, LaunchArgs};
 use crate::kernel::Kernel;
@@ -209,6 +210,7 @@ struct Converted<K: Kernel, A> {
     args: A,
     into_abi: fn(A) -> <K::Args as KernelArgs>::Abi,
     info: fn(&A) -> ArgInfo<'_>,
+    windows: fn(&A, &mut dyn FnMut(Range<u64>)),
 }
 
 // SAFETY: the conversion is that of `A`, whose implementation keeps this contract.
@@ -219,6 +221,10 @@ unsafe impl<K: Kernel, A> LaunchArgs<K::Args> for Converted<K, A> {
 
     fn info(&self) -> ArgInfo<'_> {
         (self.info)(&self.args)
+    }
+
+    fn windows(&self, see: &mut dyn FnMut(Range<u64>)) {
+        (self.windows)(&self.args, see);
     }
 }
 
@@ -264,7 +270,7 @@ impl<K: Kernel, A: LaunchArgs<K::Args>, S> Launch<K, A, S, Unset, Unset> {
     /// Wraps the arguments; called by a kernel's `args` and by [`Kernel::with_args`].
     #[doc(hidden)]
     pub const fn new(args: A) -> Self {
-        let args = Converted { args, into_abi: A::into_abi, info: A::info };
+        let args = Converted { args, into_abi: A::into_abi, info: A::info, windows: A::windows };
         Self { args, config: LaunchConfig::UNSET, state: PhantomData }
     }
 }
@@ -363,7 +369,8 @@ impl<K: Kernel<Safety = Safe>, A, G, B> Launch<K, A, Safe, G, B> {
     /// Launches the kernel on a stream, as [`Launch::launch`] does.
     ///
     /// This is safe, since the kernel is. It also refuses windows of a communicator other than the
-    /// device communicator's, and windows whose length on the other ranks is not known. If the
+    /// device communicator's, windows whose length on the other ranks is not known, and the same
+    /// memory in two windows. If the
     /// ranks' launches differ, or two kernels use one device communicator at the same time, the
     /// kernel may wait until the host aborts it, and its results are undefined.
     ///
@@ -386,7 +393,7 @@ pub trait LaunchTarget {
     type Error;
 
     /// Launches `K`, as [`Launch::launch`] does. With `safe` it refuses windows of another
-    /// communicator or of unknown length.
+    /// communicator, of unknown length, or that overlap.
     ///
     /// # Errors
     ///

@@ -47,7 +47,7 @@ impl Communicator {
         let before = failed();
         let own = steps();
         if own.is_err() && failed() != before {
-            // An exchange has failed, which all ranks know.
+            // The other ranks no longer wait for a rank whose exchange has failed.
             return own;
         }
         self.collective(call)

@@ -51,7 +51,7 @@ pub(super) struct Inner {
     pub(super) created: u64,
     /// The exchange with the other ranks on the host; only communicators of a `World` have one.
     pub(super) peers: Option<Arc<dyn Peers>>,
-    /// The number of exchanges that have failed, the same on all ranks.
+    /// The number of this rank's exchanges that have failed.
     pub(super) failed_exchanges: AtomicU64,
     /// The number of windows that were registered, the same on all ranks.
     pub(super) windows: AtomicU64,

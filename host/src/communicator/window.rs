@@ -5,6 +5,7 @@ mod registration;
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -415,6 +416,10 @@ unsafe impl<T: Element> IntoArg<DeviceWindow<T>> for &Window<T> {
             unchecked: self.inner.rank_bytes.is_none(),
             ..ArgInfo::default()
         }
+    }
+
+    fn windows(&self, see: &mut dyn FnMut(Range<u64>)) {
+        see(self.inner.address..self.inner.address + self.inner.bytes as u64);
     }
 }
 

@@ -183,6 +183,13 @@ pub enum LaunchRefusal {
          it by `into_unsafe`"
     )]
     UncheckedWindow,
+    /// A safe kernel was given the same memory in two windows.
+    #[error(
+        "two windows among its arguments share memory, so that a rank could write what another \
+         rank still reads; use windows of different memory, or declare a kernel that allows this \
+         `#[kernel(in_place)]`"
+    )]
+    OverlappingWindows,
     /// An argument is closed, or the group that creates it has not ended yet.
     #[error("{what} among its arguments is closed, or its group has not ended yet")]
     Closed {

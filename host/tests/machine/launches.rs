@@ -3,6 +3,7 @@
 use cuda_std::prelude::*;
 use devcomm_host::{
     CommConfig, DevCommRequirements, DevCommResource, Error, LaunchError, LaunchRefusal, Result,
+    WindowFlags,
 };
 use devcomm_types::{Kernel, Launch, LaunchArgs};
 use nccl_device::{DevComm, Window};
@@ -20,6 +21,25 @@ fn note_len(comm: DevComm, window: Window<u64>, count: usize) {
     }
 }
 
+/// Increments elements, one by the thread that has read it.
+#[kernel(in_place, requires(to.len() <= from.len()))]
+fn increment(from: Window<u64>, to: Window<u64>) {
+    for i in thread::grid_strided(to.len()) {
+        // SAFETY: the launch compares the lengths, and each rank accesses its own part.
+        unsafe { to.local().store(i, from.local().load(i) + 1) };
+    }
+}
+
+/// Copies elements from the next rank.
+#[kernel(requires(to.len() <= from.len()))]
+fn copy_from_next(comm: DevComm, from: Window<u64>, to: Window<u64>) {
+    for i in thread::grid_strided(to.len()) {
+        let next = (comm.rank() + 1) % comm.n_ranks();
+        // SAFETY: the launch compares the lengths.
+        unsafe { to.local().store(i, from.lsa(next).load(i)) };
+    }
+}
+
 fn dev(rank: &devcomm_host::Rank) -> Result<DevCommResource> {
     rank.load(&NO_PTX)?;
     rank.communicator()?.create_dev_comm(DevCommRequirements::new())
@@ -27,7 +47,10 @@ fn dev(rank: &devcomm_host::Rank) -> Result<DevCommResource> {
 
 fn refusal(result: Result<()>) -> LaunchRefusal {
     match result {
-        Err(Error::Launch(LaunchError::Refused { kernel: "note_len", refusal })) => refusal,
+        Err(Error::Launch(LaunchError::Refused { kernel, refusal })) => {
+            assert!(["note_len", "copy_from_next"].contains(&kernel), "{kernel}");
+            refusal
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -100,6 +123,25 @@ fn a_safe_launch_takes_only_what_fits_each_other() {
         assert_eq!(refusal(launch.launch(&stream)), LaunchRefusal::UncheckedWindow);
         // SAFETY: the window is of the same communicator, and has the elements in both ranks.
         unsafe { launch.into_unsafe().launch(&stream)? };
+        stream.synchronize()?;
+        rank.barrier()
+    });
+}
+
+#[test]
+fn a_safe_launch_does_not_take_the_same_memory_in_two_windows() {
+    ranks(2, |rank| {
+        let (comm, stream, dev) = (rank.communicator()?, rank.stream()?, dev(rank)?);
+        let window = comm.window::<u64>(4)?;
+        let same_memory = comm.register_window(&window, WindowFlags::default())?;
+        let other = comm.window::<u64>(4)?;
+        let launch = |from, to| copy_from_next::args(&dev, from, to).grid(1).block(32);
+        for (from, to) in [(&window, &window), (&same_memory, &window), (&window, &same_memory)] {
+            let refused = refusal(launch(from, to).launch(&stream));
+            assert_eq!(refused, LaunchRefusal::OverlappingWindows);
+        }
+        launch(&window, &other).launch(&stream)?;
+        increment::args(&other, &other).grid(1).block(32).launch(&stream)?;
         stream.synchronize()?;
         rank.barrier()
     });

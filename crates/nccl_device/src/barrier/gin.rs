@@ -28,8 +28,9 @@ use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout};
 pub enum FenceLevel {
     /// No fence of puts or gets: the barrier only waits for the ranks.
     None = 0,
-    /// The puts between ranks of the team, on the contexts that the barrier covers: their data has
-    /// arrived.
+    /// The puts of the team's ranks to this rank, on the contexts that the barrier covers: their
+    /// data is in this rank's memory. This rank's own puts have then arrived if the target has
+    /// passed the barrier too.
     Put = 1,
     /// This rank's gets.
     Get = 2,

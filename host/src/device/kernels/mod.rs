@@ -292,6 +292,9 @@ impl Loaded<'_> {
         let kernel = KernelDesc::new::<K>();
         let _enqueue = stream.begin_enqueue("a kernel launch")?;
         let checked = self.prepare(stream, &kernel, &config, args.info(), safe)?;
+        if safe && !K::IN_PLACE && have_overlap::<K, A>(&args) {
+            return Err(kernel.refuse(LaunchRefusal::OverlappingWindows));
+        }
         let abi = args.into_abi();
         K::check(config.grid, config.block, &abi)
             .map_err(|unmet| kernel.refuse(LaunchRefusal::Requirement { unmet }))?;
@@ -363,6 +366,19 @@ impl Loaded<'_> {
         let shape = shape_of(config, kernel.takes_dev_comm && config.cooperative);
         Ok(CheckedLaunch { entry, shape, flag, communicator: args.communicator })
     }
+}
+
+/// Returns whether two windows among the arguments share memory of this rank.
+fn have_overlap<K: Kernel, A: LaunchArgs<K::Args>>(args: &A) -> bool {
+    let (mut windows, mut pairs) = (0, 0);
+    args.windows(&mut |one| {
+        // No window is empty: each makes a pair with itself.
+        windows += 1;
+        args.windows(&mut |other| {
+            pairs += usize::from(one.start < other.end && other.start < one.end);
+        });
+    });
+    pairs > windows
 }
 
 /// Returns the part of a configuration that the driver gets.
