@@ -80,8 +80,8 @@ pub struct Gemm {
     tuned: Mutex<Tuned<GemmPlan>>,
 }
 
-/// The memory of [`Slices`](kernels::gemm::slices::Slices), for as many blocks as are resident: sums
-/// and arrivals.
+/// The sums and arrivals of [`Slices`](kernels::gemm::slices::Slices), for as many blocks as are
+/// resident.
 type SliceMemory = (DeviceBuffer<f32>, DeviceBuffer<u32>);
 
 /// The types of the factors and of C, a shape, and whether A and B are transposed.

@@ -23,8 +23,8 @@ pub(crate) fn fastest<P: Copy + PartialEq>(
     launch: impl Fn() -> Result<()>,
     slowest: impl Fn(Vec<f32>) -> Result<Vec<f32>>,
 ) -> Result<P> {
-    // The launches in the graph by which a plan is timed, and how often likely plans are timed again.
-    // The times of simulated GPUs mean nothing.
+    // The launches in the graph by which a plan is timed, and how often likely plans are timed
+    // again. The times of simulated GPUs mean nothing.
     let (launches, rounds) = if stream.context().is_simulated() { (1, 1) } else { (8, 3) };
     let launch_all = || (0..launches).try_for_each(|_| launch());
     let (begin, end) = (stream.context().event()?, stream.context().event()?);
