@@ -2,7 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use devcomm_host::{CollectiveCall, NcclError};
+use devcomm_host::NcclError;
 
 use crate::prelude::*;
 

@@ -1,16 +1,11 @@
 //! The all-gather of A's rows and a matrix product.
 
-use std::cell::OnceCell;
-
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS, TILE_M};
 use devcomm_kernels::{GatheredArgs, gather_flags};
 use nccl_device::TileExchange;
 
 use crate::Product;
-use crate::check::rows_of_each;
-use crate::fused::{
-    Base, FusedGemm, Fusion, Operands, Output, Strategy, Unfused, prepare_once, prepared,
-};
+use crate::fused::*;
 use crate::gemm::{Added, Matrices, map, wide_grid, wide_maps, wide_pairs};
 use crate::plan::names;
 use crate::prelude::*;
@@ -184,8 +179,7 @@ impl Fused {
         const ALIGNMENT: usize = 128;
         let own = || {
             comm.require_single_lsa_team()?;
-            let set = KERNELS.only(&[FusedKernel::FILE]);
-            let compiled = Kernels::load(comm.context(), &set)?;
+            let compiled = Kernels::load(comm.context(), &KERNELS.only(&[FusedKernel::FILE]))?;
             let clusters = compiled.resident_clusters::<FusedKernel>(CLUSTER, THREADS, SHARED)?;
             refuse_if!(clusters == 0, "the GPU has no room for a block of the kernel");
             Ok(((compiled, clusters), ()))
@@ -242,15 +236,4 @@ impl Strategy<Self> for AllGather {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn plans_are_read_as_they_are_written() {
-        for text in ["unfused", "fused"] {
-            assert_eq!(text.parse::<AllGatherGemmPlan>().unwrap().to_string(), text);
-        }
-        let error = "ring".parse::<AllGatherGemmPlan>().unwrap_err().to_string();
-        assert_eq!(error, "`ring` is no plan: unfused or fused");
-    }
-}
+mod tests;

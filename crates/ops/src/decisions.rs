@@ -1,6 +1,5 @@
 //! The decision for a plan, for each shape of an operation.
 
-use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::hash::Hash;

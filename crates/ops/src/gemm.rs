@@ -7,16 +7,15 @@ mod model;
 mod plan;
 mod product;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use devcomm_host::{DataType, DeviceBuffer};
+use devcomm_host::DeviceBuffer;
+use parking_lot::Mutex;
 
 pub use self::element::{GemmElement, GemmOutput, HalfElement, ScaledElement};
 pub use self::grouped::{GroupedGemm, RowGroups};
 use self::launches::Prepared;
 pub(crate) use self::launches::{
-    DivisionArgs, Matrices, TileKernel, TileKernels, division_args, map, resident, swapped_maps,
-    wide_grid, wide_maps, wide_pairs,
+    Matrices, TileKernel, TileKernels, division_args, map, resident, swapped_maps, wide_grid,
+    wide_maps, wide_pairs,
 };
 pub(crate) use self::model::ResidentClusters;
 pub(crate) use self::plan::{Candidates, clusters, measured};
@@ -81,11 +80,9 @@ pub struct Gemm {
     tuned: Mutex<Tuned<GemmPlan>>,
 }
 
-/// The memory of [`Slices`](kernels::gemm::slices::Slices), for as many blocks as are resident.
-struct SliceMemory {
-    sums: DeviceBuffer<f32>,
-    arrived: DeviceBuffer<u32>,
-}
+/// The sums and arrivals of [`Slices`](kernels::gemm::slices::Slices), for as many blocks as are
+/// resident.
+type SliceMemory = (DeviceBuffer<f32>, DeviceBuffer<u32>);
 
 /// The types of the factors and of C, a shape, and whether A and B are transposed.
 type Problem = ([DataType; 2], Extents, [bool; 2]);
@@ -113,8 +110,7 @@ impl Gemm {
     /// [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) on a GPU before Ampere;
     /// those of loading kernels and of [`Context::alloc`](devcomm_host::Context::alloc).
     pub fn new(stream: &Stream) -> Result<Self> {
-        let set = KERNELS.only(FILES);
-        let compiled = Kernels::load(stream.context(), &set)?;
+        let compiled = Kernels::load(stream.context(), &KERNELS.only(FILES))?;
         let hopper = match compiled.info::<kernels::gemm_wgmma<bf16>>() {
             Ok(_) => Some(stream.context().device_name()?),
             Err(_) => {
@@ -184,7 +180,7 @@ impl Gemm {
     /// simulated GPUs nothing is kept. Errors are those of [`set_plan`](Self::set_plan).
     pub fn keep_plan(&self, shape: [usize; 3], plan: GemmPlan) -> Result<()> {
         self.set_plan(shape, plan)?;
-        self.tuned().save(Extents::new(shape)?, plan);
+        self.tuned.lock().save(Extents::new(shape)?, plan);
         Ok(())
     }
 
@@ -217,7 +213,7 @@ impl Gemm {
             Ok,
         );
         self.select(extents, *chosen.as_ref().unwrap_or(&before))?;
-        chosen.inspect(|plan| self.tuned().save(extents, *plan))
+        chosen.inspect(|plan| self.tuned.lock().save(extents, *plan))
     }
 
     /// Returns those of the plans, each once, for which the GPU has room.
@@ -249,16 +245,8 @@ impl Gemm {
     pub(crate) fn select(&self, extents: Extents, plan: GemmPlan) -> Result<bool> {
         let prepared = self.prepare_plan::<bf16, bf16>(plan, extents)?;
         let problem = ([bf16::DATA_TYPE; 2], extents, NOT_TRANSPOSED);
-        self.planned().insert_permanent(problem, (plan, prepared));
+        self.plans.lock().insert_permanent(problem, (plan, prepared));
         Ok(prepared.is_some() || plan == GemmPlan::Portable)
-    }
-
-    fn planned(&self) -> MutexGuard<'_, Cache<Problem, Planned>> {
-        self.plans.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn tuned(&self) -> MutexGuard<'_, Tuned<GemmPlan>> {
-        self.tuned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the first of the [`expected`](Self::expected) plans that can be prepared, or the
@@ -269,7 +257,7 @@ impl Gemm {
         transposed: [bool; 2],
     ) -> Result<Planned> {
         let problem = ([T::DATA_TYPE, O::DATA_TYPE], extents, transposed);
-        if let Some(prepared) = self.planned().get(&problem) {
+        if let Some(prepared) = self.plans.lock().get(&problem) {
             return Ok(prepared);
         }
         let mut chosen = (GemmPlan::Portable, None);
@@ -280,13 +268,15 @@ impl Gemm {
         let row_lengths = [if a { m } else { k }, if b { n } else { k }];
         let aligned = row_lengths.iter().all(|length| length.is_multiple_of(unit));
         let plans = self.expected(extents, aligned)?.into_iter();
-        for plan in plans.filter(|plan| transposed == NOT_TRANSPOSED || plan.transposes()) {
+        // Of these plans' kernels, only `gemm_wgmma` takes A and B stored transposed.
+        let can = |plan: &GemmPlan| transposed == NOT_TRANSPOSED || *plan == GemmPlan::Wide;
+        for plan in plans.filter(can) {
             if let Some(prepared) = self.prepare_plan::<T, O>(plan, extents)? {
                 chosen = (plan, Some(prepared));
                 break;
             }
         }
-        self.planned().insert(problem, chosen);
+        self.plans.lock().insert(problem, chosen);
         Ok(chosen)
     }
 
@@ -297,7 +287,7 @@ impl Gemm {
         let Some(name) = self.hopper.as_deref().filter(|_| is_aligned) else {
             return Ok(Vec::new());
         };
-        let tuned = || self.tuned().plan(extents);
+        let tuned = || self.tuned.lock().plan(extents);
         let measured = measured(name, extents).or_else(tuned).into_iter();
         Ok(measured.chain(self.candidates(extents)?.plans()).collect())
     }
@@ -318,37 +308,12 @@ impl Gemm {
     {
         self.product(shape).launch(a, b, c)
     }
-
-    /// Enqueues a product, after the previous one of this object.
-    ///
-    /// # Safety
-    ///
-    /// The matrices have the elements of the shape; all memory stays allocated until the product
-    /// has ended.
-    pub(crate) unsafe fn enqueue<T: GemmElement, O: GemmOutput<T>>(
-        &self,
-        extents: Extents,
-        matrices: Matrices,
-    ) -> Result<()> {
-        let prepared = match matrices.are_aligned() {
-            true => self.prepare::<T, O>(extents, matrices.transposed)?.1,
-            false => None,
-        };
-        let _turn = self.order.begin(&self.stream)?;
-        // SAFETY: the caller passes matrices of the prepared shape that outlive the product.
-        // `_turn` orders the products, which use the memory of the slices.
-        unsafe { self.launch_prepared::<T, O>(prepared, matrices) }
-    }
 }
 
 impl std::fmt::Debug for Gemm {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let hopper = self.hopper.as_deref();
-        write!(
-            f,
-            "Gemm({}, B {})",
-            hopper.unwrap_or("portable"),
-            if self.constant_b { "constant" } else { "variable" }
-        )
+        let gpu = self.hopper.as_deref().unwrap_or("portable");
+        let b = if self.constant_b { "constant" } else { "variable" };
+        write!(f, "Gemm({gpu}, B {b})")
     }
 }

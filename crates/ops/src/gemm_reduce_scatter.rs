@@ -1,17 +1,10 @@
 //! A matrix product and the reduce-scatter of its rows.
 
-use std::cell::OnceCell;
-
-use devcomm_host::ReduceOp;
 use devcomm_kernels::gemm::gemm_wgmma::{SHARED, THREADS, TILE_N};
 use devcomm_kernels::gemm_allreduce::gemm_allreduce_wide::CLUSTER_M as ROWS;
 use nccl_device::RowOwners;
 
-use crate::check::rows_of_each;
-use crate::fused::{
-    Base, ExchangeKernels, FusedGemm, Fusion, Operands, Output, Strategy, Unfused, prepare_once,
-    prepared,
-};
+use crate::fused::*;
 use crate::gemm::{Matrices, wide_maps};
 use crate::gemm_allreduce::{MIN_WAVES, waves};
 use crate::plan::names;
@@ -205,15 +198,4 @@ impl Strategy<Self> for ReduceScatter {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn plans_are_read_as_they_are_written() {
-        for text in ["unfused", "wide"] {
-            assert_eq!(text.parse::<GemmReduceScatterPlan>().unwrap().to_string(), text);
-        }
-        let error = "ring".parse::<GemmReduceScatterPlan>().unwrap_err().to_string();
-        assert_eq!(error, "`ring` is no plan: unfused or wide");
-    }
-}
+mod tests;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use devcomm_types::{ArgInfo, IntoArg, KernelParam};
+use devcomm_types::{ArgInfo, KernelParam};
 use nccl_device::{ANY_RANKS, EMPTY, Lamport, LamportMemoryArgs, lamport_words};
 
 use crate::prelude::*;

@@ -34,18 +34,14 @@ pub struct ParseNameError {
     forms: &'static str,
 }
 
-impl ParseNameError {
-    pub(crate) fn new(text: &str, noun: &'static str, forms: &'static str) -> Self {
-        Self { text: text.to_owned(), noun, forms }
-    }
-}
-
 /// A field of a plan's text: a number above 0, or two such numbers with an `x` between them.
 pub(crate) type Field = (u32, Option<u32>);
 
 /// The grammar of plans: a name, and fields after colons, such as `swapped:16x64:2`. A macro,
 /// [`plan_text`], implements `Display` and `FromStr` by it.
 pub(crate) trait PlanText: Sized {
+    /// What it is, for errors.
+    const NOUN: &'static str = "plan";
     /// The forms of the text, for errors.
     const FORMS: &'static str;
 
@@ -67,7 +63,7 @@ pub(crate) fn parse<P: PlanText>(text: &str) -> Result<P, ParseNameError> {
     let name = words.next().unwrap_or_default();
     let fields: Option<Vec<_>> = words.map(field).collect();
     let plan = fields.and_then(|fields| P::from_fields(name, &fields));
-    plan.ok_or_else(|| ParseNameError::new(text, "plan", P::FORMS))
+    plan.ok_or_else(|| ParseNameError { text: text.to_owned(), noun: P::NOUN, forms: P::FORMS })
 }
 
 /// Writes the text of a plan.
@@ -101,34 +97,29 @@ macro_rules! plan_text {
 
 pub(crate) use plan_text;
 
-/// Implements `Display` and `FromStr` for an enum, by the names of its variants. Errors call it by
-/// a noun, and list the names.
+/// Implements [`PlanText`] for an enum, by the names of its variants, which errors list.
 macro_rules! names {
     ($type:ident $noun:literal $forms:literal: $($variant:ident $name:literal)*) => {
-        impl $type {
-            fn name(self) -> &'static str {
-                match self {
+        impl $crate::plan::PlanText for $type {
+            const NOUN: &'static str = $noun;
+            const FORMS: &'static str = $forms;
+
+            fn from_fields(name: &str, fields: &[$crate::plan::Field]) -> Option<Self> {
+                match (name, fields) {
+                    $(($name, []) => Some(Self::$variant),)*
+                    _ => None,
+                }
+            }
+
+            fn fields(&self) -> (&'static str, Vec<$crate::plan::Field>) {
+                let name = match self {
                     $(Self::$variant => $name,)*
-                }
+                };
+                (name, Vec::new())
             }
         }
 
-        impl ::std::str::FromStr for $type {
-            type Err = $crate::ParseNameError;
-
-            fn from_str(text: &str) -> ::std::result::Result<Self, $crate::ParseNameError> {
-                match text {
-                    $($name => Ok(Self::$variant),)*
-                    _ => Err($crate::ParseNameError::new(text, $noun, $forms)),
-                }
-            }
-        }
-
-        impl ::std::fmt::Display for $type {
-            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
-                f.write_str(self.name())
-            }
-        }
+        $crate::plan::plan_text!($type);
     };
 }
 

@@ -4,12 +4,6 @@ use devcomm_host::Graph;
 
 use crate::prelude::*;
 
-/// Returns the launches in the graph by which a plan is timed, and how often likely plans are timed
-/// again. Both are 1 on simulated GPUs, whose times mean nothing.
-fn effort(stream: &Stream) -> (usize, usize) {
-    if stream.context().is_simulated() { (1, 1) } else { (8, 3) }
-}
-
 /// A plan is timed again if it takes at most this many times the least time of the first round.
 const PROMISING: f32 = 1.2;
 /// The expected plan is kept if it takes at most this many times the least time: the noise.
@@ -29,7 +23,9 @@ pub(crate) fn fastest<P: Copy + PartialEq>(
     launch: impl Fn() -> Result<()>,
     slowest: impl Fn(Vec<f32>) -> Result<Vec<f32>>,
 ) -> Result<P> {
-    let (launches, rounds) = effort(stream);
+    // The launches in the graph by which a plan is timed, and how often likely plans are timed
+    // again. The times of simulated GPUs mean nothing.
+    let (launches, rounds) = if stream.context().is_simulated() { (1, 1) } else { (8, 3) };
     let launch_all = || (0..launches).try_for_each(|_| launch());
     let (begin, end) = (stream.context().event()?, stream.context().event()?);
     let time = |plan, graph: Option<&Graph>| -> Result<f32> {
@@ -82,16 +78,4 @@ pub(crate) fn slowest(comm: &Communicator, mut times: Vec<f32>) -> Result<Vec<f3
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_expected_plan_is_kept_unless_another_is_faster_by_more_than_noise() {
-        let of = |times: [f32; 3], expected| choose(&['a', 'b', 'c'], &times, expected);
-        assert_eq!(of([3.0, 1.0, 2.0], 'a'), 'b');
-        assert_eq!(of([1.01, 1.0, 2.0], 'a'), 'a');
-        assert_eq!(of([1.01, 1.0, 2.0], 'c'), 'b');
-        assert_eq!(of([2.0, 1.0, 3.0], 'x'), 'b');
-        assert_eq!(choose(&[], &[], 'a'), 'a');
-    }
-}
+mod tests;

@@ -1,15 +1,11 @@
 //! Plans that this machine has measured: files in the cache folder.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use devcomm_host::CollectiveCall;
-
-use crate::agree::is_same;
 use crate::prelude::*;
 
 /// The plans of an operation, and the file that keeps them for later processes. It has the lines of

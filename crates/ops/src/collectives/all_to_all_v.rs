@@ -23,15 +23,6 @@ pub(super) struct Side<'a, T> {
     parts: Parts<'a>,
 }
 
-/// How the short messages are sent: in one step.
-struct ShortMessages {
-    /// The most bytes of a message that is sent in one step.
-    longest: usize,
-    /// The slots that the longest of this rank's messages needs, of those of at most `longest`.
-    used: u32,
-    plan: CollectivePlan,
-}
-
 impl Collectives {
     /// Sends every rank's part of `send` for rank `r` to `r`'s part of `recv` for that rank. Both
     /// have the same count, which a checked world compares: in other worlds elements are wrong, in
@@ -76,7 +67,7 @@ impl Collectives {
             self.compare_counts::<T>([sent, received], None, usize::MAX)?;
             return self.send_by_nccl(send, recv, stream, |_, _| true);
         };
-        let ShortMessages { longest, used, plan } = self.short_messages(workspace, &sides);
+        let (longest, used, plan) = self.short_messages(workspace, &sides);
         let is_long = |bytes: usize| bytes > longest;
         let window = Window::<u8>::containing(&recv.slice);
         let number = window.as_ref().map(|(window, _)| window.number());
@@ -147,7 +138,7 @@ impl Collectives {
         let Some(workspace) = &self.workspace else {
             return how(CollectivePlan::NCCL, self.unreached());
         };
-        let ShortMessages { longest, plan, .. } = self.short_messages(workspace, sides);
+        let (longest, _, plan) = self.short_messages(workspace, sides);
         match (self.has_long(sides, longest), Window::<u8>::containing(&sides[1].slice)) {
             (false, _) => how(plan, SHORT),
             (true, None) => how(CollectivePlan::NCCL, NOT_IN_WINDOW),
@@ -164,13 +155,14 @@ impl Collectives {
         sides.iter().any(|side| side.sizes().enumerate().any(is_long))
     }
 
-    /// Returns how short messages are sent. Ranks know the lengths of their own messages only, so
-    /// `used` and the grid may differ between ranks.
+    /// Returns the most bytes of a message that is sent in one step, the slots that the longest of
+    /// this rank's messages of at most so many bytes needs, and the plan. Ranks know the lengths of
+    /// their own messages only, so these slots and the grid may differ between ranks.
     fn short_messages<T: Element>(
         &self,
         Workspace { options, .. }: &Workspace,
         sides: &[Side<'_, T>; 2],
-    ) -> ShortMessages {
+    ) -> (usize, u32, CollectivePlan) {
         let longest = lamport_exchange_v::longest(options.slots(self.communicator.n_ranks()));
         let sizes = sides.iter().flat_map(Side::sizes).filter(|bytes| *bytes <= longest);
         let used = lamport_exchange_v::slots(sizes.max().unwrap_or(0)) as u32;
@@ -178,7 +170,7 @@ impl Collectives {
         // At most a block for each multiprocessor, for which there is room: all run together.
         let blocks = used.div_ceil(threads).min(self.multiprocessors());
         let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
-        ShortMessages { longest, used, plan }
+        (longest, used, plan)
     }
 
     /// Fails, in a checked world, on all ranks unless the counts match, and messages of more than
@@ -241,40 +233,34 @@ impl Collectives {
 impl<T: Element> Side<'_, T> {
     fn check(&self, what: &str, ranks: usize) -> Result<()> {
         let (Parts { counts, offsets }, len) = (self.parts, self.slice.len());
-        if counts.len() != ranks || offsets.len() != ranks {
-            let (counts, offsets) = (counts.len(), offsets.len());
-            return refuse(format!(
-                "{what} has {counts} counts and {offsets} offsets for {ranks} ranks"
-            ));
+        refuse_if!(
+            counts.len() != ranks || offsets.len() != ranks,
+            "{what} has {} counts and {} offsets for {ranks} ranks",
+            counts.len(),
+            offsets.len()
+        );
+        for (rank, (count, offset)) in counts.iter().zip(offsets).enumerate() {
+            refuse_if!(
+                offset.checked_add(*count).is_none_or(|end| end > len),
+                "{what} has {len} elements, and not {count} from {offset} on for rank {rank}"
+            );
         }
-        let is_outside = |(count, offset): (&usize, &usize)| {
-            offset.checked_add(*count).is_none_or(|end| end > len)
-        };
-        match counts.iter().zip(offsets).position(is_outside) {
-            None => Ok(()),
-            Some(rank) => refuse(format!(
-                "{what} has {len} elements, and not {} from {} on for rank {rank}",
-                counts[rank], offsets[rank]
-            )),
-        }
+        Ok(())
     }
 
     /// Fails if the parts to receive in overlap each other, or those to send.
     fn require_apart(&self, send: &Self) -> Result<()> {
         let received = self.ranges();
-        if let Some([(.., one), (.., other)]) =
-            received.array_windows().find(|[(_, to, _), (from, ..)]| from < to)
-        {
-            return refuse(format!("the parts to receive from ranks {one} and {other} in overlap"));
+        for [(_, end, one), (begin, _, other)] in received.array_windows() {
+            refuse_if!(begin < end, "the parts to receive from ranks {one} and {other} in overlap");
         }
         let sent = if self.slice.overlaps(&send.slice) { send.ranges() } else { Vec::new() };
-        for (from, to, source) in received {
-            let overlapped = sent.iter().find(|(first, end, _)| *first < to && from < *end);
-            if let Some((.., destination)) = overlapped {
-                return refuse(format!(
-                    "the part to receive from rank {source} in overlaps that to send to rank \
-                     {destination}"
-                ));
+        for (begin, end, from) in &received {
+            for (first, last, to) in &sent {
+                refuse_if!(
+                    first < end && begin < last,
+                    "the part to receive from rank {from} in overlaps that to send to rank {to}"
+                );
             }
         }
         Ok(())
@@ -284,10 +270,9 @@ impl<T: Element> Side<'_, T> {
     fn ranges(&self) -> Vec<(u64, u64, usize)> {
         let at = |index: usize| self.slice.device_address() + (index * size_of::<T>()) as u64;
         let Parts { counts, offsets } = self.parts;
-        let ranges = counts.iter().zip(offsets).enumerate();
-        let ranges = ranges.filter(|(_, (count, _))| **count > 0);
+        let parts = counts.iter().zip(offsets).enumerate().filter(|(_, (count, _))| **count > 0);
         let mut ranges: Vec<_> =
-            ranges.map(|(rank, (count, offset))| (at(*offset), at(offset + count), rank)).collect();
+            parts.map(|(rank, (count, offset))| (at(*offset), at(offset + count), rank)).collect();
         ranges.sort_unstable();
         ranges
     }

@@ -1,90 +1,138 @@
-//! Calls of collectives as values, which can be explained and enqueued.
+//! Calls of collectives, which can be explained and enqueued.
 
-use devcomm_host::{KernelsOn, ReduceOperator};
+use devcomm_host::ReduceOperator;
 
-use super::exchange::{Exchange, Pattern};
-use super::plan::{Choice, Request};
-use super::reduce::Reduce;
-use super::{CollectivePlan, Collectives, Parts, Workspace};
-use crate::CollectiveKind::{self, AllReduce, ReduceScatter};
+use super::plan::Request;
+use super::reduce::KernelReduction;
+use super::{CollectivePlan, Collectives, INVALID, Parts, Workspace};
+use crate::CollectiveKind::{self, AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter};
 use crate::prelude::*;
 
 /// A collective with its buffers, of elements `T`.
-pub(super) trait Call<T> {
-    /// Returns the buffer to send, if this rank sends, and that to receive in.
-    fn buffers(&self) -> (Option<&DeviceSlice<T>>, &DeviceSlice<T>);
+pub(super) struct Call<'a, T> {
+    pub(super) kind: CollectiveKind,
+    /// The buffer to send, if this rank sends.
+    pub(super) send: Option<&'a DeviceSlice<T>>,
+    pub(super) recv: &'a DeviceSlice<T>,
+    /// The rank that sends in a broadcast.
+    pub(super) root: usize,
+    /// The operator, and how kernels reduce by it, if they can.
+    pub(super) reduction: Option<(ReduceOp, Option<KernelReduction>)>,
+}
+
+impl<'a, T: Element> Call<'a, T> {
+    /// Returns a call that moves elements. Only the root of a broadcast sends.
+    pub(super) fn exchange(
+        collectives: &Collectives,
+        kind: CollectiveKind,
+        send: Option<&'a DeviceSlice<T>>,
+        recv: &'a DeviceSlice<T>,
+        root: usize,
+    ) -> Self {
+        let is_sender = kind != Broadcast || collectives.communicator.rank() == root;
+        Self { kind, send: send.filter(|_| is_sender), recv, root, reduction: None }
+    }
+
+    /// Returns a call that reduces elements.
+    pub(super) fn reduce(
+        Collectives { communicator, .. }: &Collectives,
+        kind: CollectiveKind,
+        [send, recv]: [&'a DeviceSlice<T>; 2],
+        op: &impl ReduceOperator<T>,
+    ) -> Result<Self> {
+        let (operator, scale) = op.parts(communicator)?;
+        let by_kernel = KernelReduction::new(operator, scale, communicator.n_ranks());
+        let reduction = Some((operator, by_kernel));
+        Ok(Self { kind, send: Some(send), recv, root: 0, reduction })
+    }
+
+    /// Returns whether the message is not empty, lengths match, and buffers overlap only in place.
+    fn is_valid(&self, rank: usize, ranks: usize) -> bool {
+        let (send, recv) = (self.send.map(DeviceSlice::len), self.recv.len());
+        let is_same = send == Some(recv);
+        let is_whole = |part: Option<usize>, whole| {
+            part.and_then(|part| part.checked_mul(ranks)).is_some_and(|len| Some(len) == whole)
+        };
+        // Whether the lengths match, and the element of `recv` at which `send` begins in place.
+        let (matches, place) = match self.kind {
+            AllReduce => (is_same, Some(0)),
+            ReduceScatter => (is_whole(Some(recv), send), Some(-((rank * recv) as isize))),
+            AllGather => (is_whole(send, Some(recv)), Some((rank * (recv / ranks)) as isize)),
+            AllToAll => (is_same && recv.is_multiple_of(ranks), None),
+            Broadcast => (self.root < ranks && (rank != self.root || is_same), Some(0)),
+        };
+        let is_apart = |send: &DeviceSlice<T>| send.is_apart_or_at(self.recv, place);
+        matches && recv > 0 && self.send.is_none_or(is_apart)
+    }
 
     /// Returns what is asked for. An invalid call is for NCCL, whose function reports the error.
-    fn request(&self, collectives: &Collectives) -> Request;
-
-    /// Returns what a checked world compares.
-    fn terms(&self) -> String;
-
-    /// Launches the kernel of the plan.
-    ///
-    /// # Safety
-    ///
-    /// The plan can do the [request](Self::request), and the buffers stay allocated until the
-    /// kernel has ended. Launches of the workspace's kernels are ordered.
-    unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()>;
-}
-
-/// What the launch of a collective's kernel needs.
-#[derive(Clone, Copy)]
-pub(super) struct Launch<'a> {
-    pub(super) collectives: &'a Collectives,
-    pub(super) workspace: &'a Workspace,
-    pub(super) plan: CollectivePlan,
-    pub(super) stream: &'a Stream,
-}
-
-impl<'a> Launch<'a> {
-    pub(super) fn config(&self) -> LaunchConfig {
-        self.workspace.options.config(self.plan)
-    }
-
-    pub(super) fn target(&self) -> KernelsOn<'a> {
-        self.collectives.compiled.on(self.stream)
-    }
-}
-
-impl Collectives {
-    /// Enqueues a collective: by a kernel, once its buffers are checked and, in a checked world,
-    /// its terms compared, or by NCCL.
-    pub(super) fn run<T>(
-        &self,
-        call: &impl Call<T>,
-        stream: &Stream,
-        by_nccl: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
-        let plan = self.decide(&call.request(self)).plan;
-        let Some(workspace) = self.memory_of(plan) else { return by_nccl() };
-        let (send, recv) = call.buffers();
-        self.require_own(send, recv, stream)?;
-        self.compare(plan, || call.terms())?;
-        let _turn = self.order.begin(stream)?;
-        // SAFETY: `request` has checked the buffers and chosen the plan for them; dropping a buffer
-        // waits for the stream. `_turn` orders the launches that use the workspace.
-        unsafe { call.launch(&Launch { collectives: self, workspace, plan, stream }) }
+    pub(super) fn request(&self, collectives: &Collectives) -> Request {
+        let comm = &collectives.communicator;
+        let Some(workspace) = &collectives.workspace else {
+            return Request::by_nccl(self.kind, collectives.unreached());
+        };
+        if !self.is_valid(comm.rank(), comm.n_ranks()) {
+            return Request::by_nccl(self.kind, INVALID);
+        }
+        match self.reduction {
+            Some((_, by_kernel)) => self.request_reduction(collectives, workspace, by_kernel),
+            None => self.request_exchange(collectives, workspace),
+        }
     }
 
     /// Returns the request of a message of `bytes` that is sent in one step if its `slots` are not
     /// too many. A multiprocessor has room for `room` threads of the kernel.
     pub(super) fn in_one_step(
         &self,
+        collectives: &Collectives,
         Workspace { options, .. }: &Workspace,
-        kind: CollectiveKind,
-        bytes: usize,
-        slots: usize,
+        (bytes, slots): (usize, usize),
         room: u32,
     ) -> Request {
-        let is_short = slots <= options.slots(self.communicator.n_ranks());
+        let is_short = slots <= options.slots(collectives.communicator.n_ranks());
         Request {
             bytes,
             slots: is_short.then_some(slots as u32),
-            most_blocks: self.multiprocessors(),
+            most_blocks: collectives.multiprocessors(),
             most_threads: options.threads(room),
-            ..Request::by_nccl(kind, super::NOT_IN_WINDOW)
+            ..Request::by_nccl(self.kind, super::NOT_IN_WINDOW)
+        }
+    }
+
+    /// Returns what a checked world compares.
+    fn terms(&self) -> String {
+        let name = match self.kind {
+            AllReduce => "all_reduce of".to_owned(),
+            ReduceScatter => "reduce_scatter to".to_owned(),
+            Broadcast => format!("Broadcast {{ root: {} }} of", self.root),
+            kind => format!("{kind:?} of"),
+        };
+        let operator = self.reduction.map_or(String::new(), |(op, _)| format!(", {op:?}"));
+        format!("{name} {} {}{operator}", self.recv.len(), T::NAME)
+    }
+}
+
+impl Collectives {
+    /// Enqueues a collective: by a kernel, once its buffers are checked and, in a checked world,
+    /// its terms compared, or by NCCL.
+    pub(super) fn run<T: Element>(
+        &self,
+        call: &Call<'_, T>,
+        stream: &Stream,
+        by_nccl: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let plan = self.decide(&call.request(self)).plan;
+        let Some(workspace) = self.memory_of(plan) else { return by_nccl() };
+        self.require_own(call.send, call.recv, stream)?;
+        self.compare(plan, || call.terms())?;
+        let _turn = self.order.begin(stream)?;
+        // SAFETY: `request` has checked the buffers and chosen the plan for them; dropping a buffer
+        // waits for the stream. `_turn` orders the launches that use the workspace.
+        unsafe {
+            match call.reduction {
+                Some((_, by)) => call.launch_reduction(self, workspace, by, plan, stream),
+                None => call.launch_exchange(self, workspace, plan, stream),
+            }
         }
     }
 }
@@ -102,56 +150,47 @@ impl Collectives {
 /// # Ok(())
 /// # }
 /// ```
-pub struct Collective<'a>(Box<Choose<'a>>);
+pub struct Collective<'a>(pub(super) Box<Choose<'a>>);
 
-type Choose<'a> = dyn Fn(&Collectives) -> Result<Choice> + 'a;
+/// Returns how a call is done, and the plans that can do it.
+type Choose<'a> = dyn Fn(&Collectives) -> Result<(Explanation, Vec<CollectivePlan>)> + 'a;
 
 impl<'a> Collective<'a> {
-    pub(super) fn choice(&self, collectives: &Collectives) -> Result<Choice> {
-        (self.0)(collectives)
-    }
-
     /// Describes a call of [`Collectives::all_reduce`].
-    pub fn all_reduce<S, R, O>(send: &S, recv: &R, op: O) -> Self
-    where
-        S: Buffer<Element: Element>,
-        R: Buffer<Element = S::Element>,
-        O: ReduceOperator<S::Element> + 'a,
-    {
-        Self::reduce(AllReduce, send, recv, op)
-    }
-
-    /// Describes a call of [`Collectives::reduce_scatter`].
-    pub fn reduce_scatter<S, R, O>(send: &S, recv: &R, op: O) -> Self
-    where
-        S: Buffer<Element: Element>,
-        R: Buffer<Element = S::Element>,
-        O: ReduceOperator<S::Element> + 'a,
-    {
-        Self::reduce(ReduceScatter, send, recv, op)
-    }
-
-    fn reduce<T: Element>(
-        kind: CollectiveKind,
+    pub fn all_reduce<T: Element>(
         send: &impl Buffer<Element = T>,
         recv: &impl Buffer<Element = T>,
         op: impl ReduceOperator<T> + 'a,
     ) -> Self {
-        let (send, recv) = (send.device_slice(), recv.device_slice());
+        Self::reduce(AllReduce, [send.device_slice(), recv.device_slice()], op)
+    }
+
+    /// Describes a call of [`Collectives::reduce_scatter`].
+    pub fn reduce_scatter<T: Element>(
+        send: &impl Buffer<Element = T>,
+        recv: &impl Buffer<Element = T>,
+        op: impl ReduceOperator<T> + 'a,
+    ) -> Self {
+        Self::reduce(ReduceScatter, [send.device_slice(), recv.device_slice()], op)
+    }
+
+    fn reduce<T: Element>(
+        kind: CollectiveKind,
+        [send, recv]: [DeviceSlice<T>; 2],
+        op: impl ReduceOperator<T> + 'a,
+    ) -> Self {
         Self(Box::new(move |collectives| {
-            let reduce = Reduce::new(collectives, kind, [&send, &recv], &op)?;
-            Ok(Choice::Open(reduce.request(collectives)))
+            let call = Call::reduce(collectives, kind, [&send, &recv], &op)?;
+            Ok(collectives.choose(&call.request(collectives)))
         }))
     }
 
     /// Describes a call of [`Collectives::all_gather`].
-    pub fn all_gather<S, R>(send: &S, recv: &R) -> Self
-    where
-        S: Buffer<Element: Element>,
-        R: Buffer<Element = S::Element>,
-    {
-        let (send, recv) = (send.device_slice(), recv.device_slice());
-        Self::exchange(Pattern::AllGather, Some(send), recv)
+    pub fn all_gather<T: Element>(
+        send: &impl Buffer<Element = T>,
+        recv: &impl Buffer<Element = T>,
+    ) -> Self {
+        Self::exchange(AllGather, Some(send.device_slice()), recv.device_slice(), 0)
     }
 
     /// Describes a call of [`Collectives::broadcast`].
@@ -159,27 +198,26 @@ impl<'a> Collective<'a> {
     where
         R: Buffer<Element: Element>,
     {
-        Self::exchange(Pattern::Broadcast { root }, send, recv.device_slice())
+        Self::exchange(Broadcast, send, recv.device_slice(), root)
     }
 
     /// Describes a call of [`Collectives::all_to_all`].
-    pub fn all_to_all<S, R>(send: &S, recv: &R) -> Self
-    where
-        S: Buffer<Element: Element>,
-        R: Buffer<Element = S::Element>,
-    {
-        let (send, recv) = (send.device_slice(), recv.device_slice());
-        Self::exchange(Pattern::AllToAll, Some(send), recv)
+    pub fn all_to_all<T: Element>(
+        send: &impl Buffer<Element = T>,
+        recv: &impl Buffer<Element = T>,
+    ) -> Self {
+        Self::exchange(AllToAll, Some(send.device_slice()), recv.device_slice(), 0)
     }
 
     fn exchange<T: Element>(
-        pattern: Pattern,
+        kind: CollectiveKind,
         send: Option<DeviceSlice<T>>,
         recv: DeviceSlice<T>,
+        root: usize,
     ) -> Self {
         Self(Box::new(move |collectives| {
-            let exchange = Exchange::new(collectives, pattern, (send.clone(), recv.clone()));
-            Ok(Choice::Open(exchange.request(collectives)))
+            let call = Call::exchange(collectives, kind, send.as_ref(), &recv, root);
+            Ok(collectives.choose(&call.request(collectives)))
         }))
     }
 
@@ -192,7 +230,8 @@ impl<'a> Collective<'a> {
         let (send, recv) = (send.device_slice(), recv.device_slice());
         Self(Box::new(move |collectives| {
             let sides = collectives.sides((send.clone(), sent), (recv.clone(), received))?;
-            Ok(Choice::Fixed(collectives.explain_exchange_v(&sides)))
+            let how = collectives.explain_exchange_v(&sides);
+            Ok((how, vec![how.plan]))
         }))
     }
 
@@ -207,7 +246,8 @@ impl<'a> Collective<'a> {
         let buffers = [input.device_slice(), residual.device_slice(), weight.device_slice()];
         let output = output.device_slice();
         Self(Box::new(move |collectives| {
-            Ok(Choice::Fixed(collectives.explain_rmsnorm(&buffers, &output)?))
+            let how = collectives.explain_rmsnorm(&buffers, &output)?;
+            Ok((how, vec![how.plan]))
         }))
     }
 }

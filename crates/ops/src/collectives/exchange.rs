@@ -3,26 +3,10 @@
 use devcomm_kernels::collectives::exchange::{Messages, MessagesArgs};
 use devcomm_kernels::collectives::{lamport_exchange, room};
 
-use super::call::{Call, Launch};
-use super::{Algorithm, Collectives, INVALID, Request, Workspace};
-use crate::CollectiveKind;
-use crate::check::window;
+use super::call::Call;
+use super::{Algorithm, CollectivePlan, Collectives, Request, Workspace};
+use crate::CollectiveKind::{AllGather, AllToAll, Broadcast};
 use crate::prelude::*;
-
-/// The ranks to which a rank sends, and the part of its buffer that each gets.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Pattern {
-    AllGather,
-    Broadcast { root: usize },
-    AllToAll,
-}
-
-/// An operation with its buffers. A rank that does not send has no `send`.
-pub(super) struct Exchange<T> {
-    pattern: Pattern,
-    send: Option<DeviceSlice<T>>,
-    recv: DeviceSlice<T>,
-}
 
 impl Collectives {
     /// Stores all ranks' `send` to every rank's `recv`, in rank order: its length is that of `send`
@@ -33,9 +17,9 @@ impl Collectives {
         S: Buffer<Element: Element>,
         R: Buffer<Element = S::Element>,
     {
-        let buffers = (Some(send.device_slice()), recv.device_slice());
-        let exchange = Exchange::new(self, Pattern::AllGather, buffers);
-        self.run(&exchange, stream, || self.communicator.all_gather(send, recv, stream))
+        let (from, to) = (&send.device_slice(), &recv.device_slice());
+        let call = Call::exchange(self, AllGather, Some(from), to, 0);
+        self.run(&call, stream, || self.communicator.all_gather(send, recv, stream))
     }
 
     /// Stores `root`'s `send` to every rank's `recv`; both have the same length. The other ranks'
@@ -48,10 +32,10 @@ impl Collectives {
         root: usize,
         stream: &Stream,
     ) -> Result<()> {
-        let buffers = (send, recv.device_slice());
-        let exchange = Exchange::new(self, Pattern::Broadcast { root }, buffers);
-        let send = || exchange.send.clone();
-        self.run(&exchange, stream, || self.communicator.broadcast(send(), recv, root, stream))
+        let to = &recv.device_slice();
+        let call = Call::exchange(self, Broadcast, send.as_ref(), to, root);
+        let send = || call.send.cloned();
+        self.run(&call, stream, || self.communicator.broadcast(send(), recv, root, stream))
     }
 
     /// Stores chunk `r` of rank `i`'s `send` to chunk `i` of rank `r`'s `recv`; both have the same
@@ -62,113 +46,64 @@ impl Collectives {
         S: Buffer<Element: Element>,
         R: Buffer<Element = S::Element>,
     {
-        let buffers = (Some(send.device_slice()), recv.device_slice());
-        let exchange = Exchange::new(self, Pattern::AllToAll, buffers);
-        self.run(&exchange, stream, || self.communicator.all_to_all(send, recv, stream))
+        let (from, to) = (&send.device_slice(), &recv.device_slice());
+        let call = Call::exchange(self, AllToAll, Some(from), to, 0);
+        self.run(&call, stream, || self.communicator.all_to_all(send, recv, stream))
     }
 }
 
-impl Pattern {
-    fn kind(self) -> CollectiveKind {
-        match self {
-            Self::AllGather => CollectiveKind::AllGather,
-            Self::Broadcast { .. } => CollectiveKind::Broadcast,
-            Self::AllToAll => CollectiveKind::AllToAll,
-        }
-    }
-}
-
-impl<T: Element> Exchange<T> {
-    pub(super) fn new(
-        collectives: &Collectives,
-        pattern: Pattern,
-        (send, recv): (Option<DeviceSlice<T>>, DeviceSlice<T>),
-    ) -> Self {
-        let is_sender = match pattern {
-            Pattern::Broadcast { root } => collectives.communicator.rank() == root,
-            _ => true,
-        };
-        Self { pattern, send: send.filter(|_| is_sender), recv }
-    }
-
-    /// Returns whether the message is not empty, lengths match, and buffers overlap only in place.
-    fn is_valid(&self, rank: usize, ranks: usize) -> bool {
-        let (send, recv) = (self.send.as_ref().map(DeviceSlice::len), self.recv.len());
-        let matches = match self.pattern {
-            Pattern::AllGather => send.and_then(|send| send.checked_mul(ranks)) == Some(recv),
-            Pattern::Broadcast { root } => root < ranks && (rank != root || send == Some(recv)),
-            Pattern::AllToAll => send == Some(recv) && recv.is_multiple_of(ranks),
-        };
-        // The element of `recv` at which `send` begins in place.
-        let place = match self.pattern {
-            Pattern::AllGather => Some((rank * (recv / ranks)) as isize),
-            Pattern::Broadcast { .. } => Some(0),
-            Pattern::AllToAll => None,
-        };
-        let is_apart = |send: &DeviceSlice<T>| send.is_apart_or_at(&self.recv, place);
-        matches && recv > 0 && self.send.as_ref().is_none_or(is_apart)
-    }
-
+impl<T: Element> Call<'_, T> {
     fn messages(&self, ranks: usize) -> MessagesArgs<usize, usize, usize, u32> {
-        let output_bytes = self.recv.len() * size_of::<T>();
+        let output_bytes = self.recv.byte_len();
         let chunk = output_bytes / ranks;
-        let (bytes, input_stride, sender) = match self.pattern {
-            Pattern::AllGather => (chunk, 0, Messages::ALL),
-            Pattern::Broadcast { root } => (output_bytes, 0, root as u32),
-            Pattern::AllToAll => (chunk, chunk, Messages::ALL),
+        let (bytes, input_stride, sender) = match self.kind {
+            Broadcast => (output_bytes, 0, self.root as u32),
+            AllToAll => (chunk, chunk, Messages::ALL),
+            _ => (chunk, 0, Messages::ALL),
         };
         MessagesArgs { bytes, input_stride, output_bytes, sender }
     }
 
-    /// Returns whether all messages, of `bytes` bytes, begin at multiples of 16 bytes. A
-    /// broadcast's message need not: only the root knows where it begins, and copies it. A rank
-    /// that does not send counts as aligned.
-    fn is_aligned(&self, bytes: usize) -> bool {
-        let send = self.send.as_ref().map_or(0, DeviceSlice::device_address);
-        let recv = self.recv.device_address();
-        match self.pattern {
-            Pattern::Broadcast { .. } => recv.is_multiple_of(16),
-            _ => (send | recv).is_multiple_of(16) && bytes.is_multiple_of(16),
-        }
-    }
-}
-
-impl<T: Element> Call<T> for Exchange<T> {
-    fn buffers(&self) -> (Option<&DeviceSlice<T>>, &DeviceSlice<T>) {
-        (self.send.as_ref(), &self.recv)
-    }
-
-    fn terms(&self) -> String {
-        format!("{:?} of {} {}", self.pattern, self.recv.len(), T::NAME)
-    }
-
-    fn request(&self, collectives: &Collectives) -> Request {
-        let (ranks, rank) = (collectives.communicator.n_ranks(), collectives.communicator.rank());
-        let by_nccl = |reason| Request::by_nccl(self.pattern.kind(), reason);
-        let Some(workspace) = &collectives.workspace else {
-            return by_nccl(collectives.unreached());
-        };
-        if !self.is_valid(rank, ranks) {
-            return by_nccl(INVALID);
-        }
-        let (bytes, kind) = (self.messages(ranks).bytes, self.pattern.kind());
+    /// Returns the request of a call that moves elements.
+    pub(super) fn request_exchange(
+        &self,
+        collectives: &Collectives,
+        workspace: &Workspace,
+    ) -> Request {
+        let ranks = collectives.communicator.n_ranks();
+        let (bytes, is_broadcast) = (self.messages(ranks).bytes, self.kind == Broadcast);
+        // Whether all messages begin at multiples of 16 bytes. A broadcast's message need not: only
+        // the root knows where it begins, and copies it.
+        let send = self.send.map_or(0, DeviceSlice::device_address);
+        let of_all = if is_broadcast { 0 } else { send | bytes as u64 };
+        let is_aligned = (of_all | self.recv.device_address()).is_multiple_of(16);
         // A root that pushes to several peers takes longer than NCCL, where ranks pass data on.
-        let is_pushed = ranks == 2 || !matches!(self.pattern, Pattern::Broadcast { .. });
-        let pushes =
-            is_pushed && self.is_aligned(bytes) && Window::<u8>::index_of(&self.recv).is_some();
-        let (slots, room) = (lamport_exchange::slots(bytes), room::LAMPORT_EXCHANGE);
+        let is_pushed = ranks == 2 || !is_broadcast;
+        let pushes = is_pushed && is_aligned && Window::<u8>::index_of(self.recv).is_some();
+        let message = (bytes, lamport_exchange::slots(bytes));
         Request {
             push: pushes.then(|| workspace.plan(Algorithm::Push, room::PUSH_EXCHANGE)),
-            ..collectives.in_one_step(workspace, kind, bytes, slots, room)
+            ..self.in_one_step(collectives, workspace, message, room::LAMPORT_EXCHANGE)
         }
     }
 
-    unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()> {
-        let Workspace { dev_comm, memory, .. } = launch.workspace;
-        let messages = self.messages(launch.collectives.communicator.n_ranks());
-        let mut input = self.send.as_ref().map_or(0, DeviceSlice::device_address);
-        let (target, config) = (launch.target(), launch.config());
-        if launch.plan.algorithm == Algorithm::Lamport {
+    /// Launches the kernel of a plan that moves elements.
+    ///
+    /// # Safety
+    ///
+    /// The plan can do the [request](Self::request), and the buffers stay allocated until the
+    /// kernel has ended. Launches of the workspace's kernels are ordered.
+    pub(super) unsafe fn launch_exchange(
+        &self,
+        collectives: &Collectives,
+        Workspace { dev_comm, memory, options, .. }: &Workspace,
+        plan: CollectivePlan,
+        stream: &Stream,
+    ) -> Result<()> {
+        let messages = self.messages(collectives.communicator.n_ranks());
+        let mut input = self.send.map_or(0, DeviceSlice::device_address);
+        let (target, config) = (collectives.compiled.on(stream), options.config(plan));
+        if plan.algorithm == Algorithm::Lamport {
             let output = self.recv.device_address();
             let args = (dev_comm, memory, input, output, messages);
             // Ranks may take different types: a slot has the same bytes with each of them.
@@ -183,10 +118,10 @@ impl<T: Element> Call<T> for Exchange<T> {
                 }
             };
         }
-        let (output, first) = window::<u8, T>("the buffer to receive in", &self.recv)?;
+        let (output, first) = window::<u8, T>("the buffer to receive in", self.recv)?;
         // Only the root of a broadcast gets here with such an input, and sends its output instead.
-        if let Some(send) = self.send.as_ref().filter(|_| !input.is_multiple_of(16)) {
-            launch.stream.copy(send, &self.recv)?;
+        if let Some(send) = self.send.filter(|_| !input.is_multiple_of(16)) {
+            stream.copy(send, self.recv)?;
             input = self.recv.device_address();
         }
         let kernel = kernels::push_exchange::args(dev_comm, input, &output, first, messages);

@@ -4,20 +4,9 @@
 /// checked to be that of floats of 16 or 32 bits.
 macro_rules! of_floats {
     ($data_type:expr, $float:ident => $then:expr) => {
-        match $data_type {
-            DataType::Float32 => {
-                type $float = f32;
-                $then
-            }
-            DataType::Float16 => {
-                type $float = half::f16;
-                $then
-            }
-            _ => {
-                type $float = half::bf16;
-                $then
-            }
-        }
+        with_type!($data_type, $float => $then; {
+            DataType::Float32 => f32, DataType::Float16 => half::f16, _ => half::bf16
+        })
     };
 }
 
@@ -28,19 +17,15 @@ mod plan;
 mod reduce;
 mod rmsnorm;
 
-use std::cell::Cell;
 use std::sync::Arc;
 
-use devcomm_host::CollectiveCall;
 use devcomm_kernels::collectives::push_allreduce;
 
 pub use self::all_to_all_v::Parts;
 pub use self::call::Collective;
 pub use self::plan::{Algorithm, CollectiveKind, CollectivePlan};
-use self::plan::{Choice, Request, Table};
+use self::plan::{Request, Table};
 use self::reduce::most_pushed;
-use crate::agree::{hash, is_single_lsa_team, or_default};
-use crate::lamport::LamportMemory;
 use crate::prelude::*;
 
 /// Collectives on a communicator: by kernels where load and store reach all ranks, and otherwise by
@@ -150,16 +135,8 @@ impl CollectivesOptions {
         Ok(built)
     }
 
-    /// Creates the collectives of an object with this order.
+    /// Creates the collectives of an object with this order. *Collective*.
     pub(crate) fn build_in(
-        self,
-        comm: &Communicator,
-        order: impl FnOnce() -> Result<Arc<StreamOrder>>,
-    ) -> Result<Collectives> {
-        comm.together(NAME, || self.build_on_all(comm, order))
-    }
-
-    fn build_on_all(
         self,
         comm: &Communicator,
         order: impl FnOnce() -> Result<Arc<StreamOrder>>,
@@ -177,33 +154,36 @@ impl CollectivesOptions {
             let gpu = [u64::from(limits.multiprocessors), hash(&name), is_older.into()];
             Ok(((compiled, all_reach, name), gpu))
         };
-        let ((compiled, all_reach, name), gpus) = match own() {
-            // NCCL does everything: ranks that cannot exchange on the host need not agree.
-            Ok((own @ (_, false, _), gpu)) if !comm.has_peers() => (own, vec![gpu]),
-            own => self.call(comm).agree(own)?,
-        };
-        // All ranks do the same, by the same kernels, if one of them has an older GPU.
-        let is_older = gpus.iter().any(|[.., is_older]| *is_older == 1);
-        let compiled = if is_older { load(comm, true)? } else { compiled };
-        let all_reach = all_reach && !is_older;
-        // A multiprocessor may have room for one block that pushes or loads long messages.
-        let fewest = gpus.iter().map(|[multiprocessors, ..]| *multiprocessors as u32).min();
-        let blocks = fewest.map_or(PUSH_BLOCKS, |fewest| fewest.min(PUSH_BLOCKS));
-        let resolved = self.push_blocks(self.push_blocks.unwrap_or(blocks));
-        let workspace = all_reach.then(|| Workspace::new(comm, resolved)).transpose()?;
-        // GPUs of several kinds have different tables.
-        let is_one_kind = gpus.iter().all(|[_, name, _]| *name == gpus[0][1]);
-        let default = Self::new();
-        let has_default_plans = Self { concurrent: default.concurrent, ..self } == default;
-        let is_measured = has_default_plans && all_reach && is_one_kind;
-        Ok(Collectives {
-            communicator: comm.clone(),
-            compiled,
-            workspace,
-            is_older,
-            order: order()?,
-            table: if is_measured { Table::of(&name, comm.n_ranks()) } else { Table::default() },
-            plan: Cell::default(),
+        comm.together(NAME, || {
+            let ((compiled, all_reach, name), gpus) = match own() {
+                // NCCL does everything: ranks that cannot exchange on the host need not agree.
+                Ok((own @ (_, false, _), gpu)) if !comm.has_peers() => (own, vec![gpu]),
+                own => self.call(comm).agree(own)?,
+            };
+            // All ranks do the same, by the same kernels, if one of them has an older GPU.
+            let is_older = gpus.iter().any(|[.., is_older]| *is_older == 1);
+            let compiled = if is_older { load(comm, true)? } else { compiled };
+            let all_reach = all_reach && !is_older;
+            // A multiprocessor may have room for one block that pushes or loads long messages.
+            let fewest = gpus.iter().map(|[multiprocessors, ..]| *multiprocessors as u32).min();
+            let blocks = fewest.map_or(PUSH_BLOCKS, |fewest| fewest.min(PUSH_BLOCKS));
+            let resolved = self.push_blocks(self.push_blocks.unwrap_or(blocks));
+            let workspace = all_reach.then(|| Workspace::new(comm, resolved)).transpose()?;
+            // GPUs of several kinds have different tables.
+            let is_one_kind = gpus.iter().all(|[_, name, _]| *name == gpus[0][1]);
+            let default = Self::new();
+            let has_default_plans = self.concurrent(default.concurrent) == default;
+            let is_measured = has_default_plans && all_reach && is_one_kind;
+            let table = is_measured.then(|| Table::of(&name, comm.n_ranks()));
+            Ok(Collectives {
+                communicator: comm.clone(),
+                compiled,
+                workspace,
+                is_older,
+                order: order()?,
+                table: table.unwrap_or_default(),
+                plan: Cell::default(),
+            })
         })
     }
 
@@ -237,12 +217,6 @@ impl CollectivesOptions {
     /// the GPU, and otherwise one.
     fn most_blocks(self, each: u32, multiprocessors: u32) -> u32 {
         if self.concurrent == 1 { each * multiprocessors } else { multiprocessors }
-    }
-
-    /// Returns the slots for vectors from each rank: those of a one-step all-reduce, and at least
-    /// one for each lane of a warp, which even an empty message of `all_to_all_v` uses.
-    fn capacity(self, ranks: usize) -> usize {
-        self.all_reduce_slots(ranks).max(32)
     }
 
     /// Returns the most vectors of an all-reduce that is done in one step.
@@ -345,19 +319,18 @@ impl Collectives {
     ///
     /// Those of the call that come before the choice, for example a buffer of another context.
     pub fn explain(&self, call: &Collective<'_>) -> Result<Explanation> {
-        Ok(match call.choice(self)? {
-            Choice::Fixed(how) => how,
-            Choice::Open(request) => self.decide(&request),
-        })
+        Ok((call.0)(self)?.0)
     }
 
     /// Returns the plans by which a call can be done, for [`set_plan`](Self::set_plan). The first
     /// one is taken if none is set. Errors are those of [`explain`](Self::explain).
     pub fn plans(&self, call: &Collective<'_>) -> Result<Vec<CollectivePlan>> {
-        Ok(match call.choice(self)? {
-            Choice::Fixed(how) => vec![how.plan],
-            Choice::Open(request) => request.candidates(self.table.find(&request)),
-        })
+        Ok((call.0)(self)?.1)
+    }
+
+    /// Returns how an operation is done, and the plans that can do it.
+    fn choose(&self, request: &Request) -> (Explanation, Vec<CollectivePlan>) {
+        (self.decide(request), request.candidates(self.table.find(request)))
     }
 
     /// Uses this plan for every operation that it fits, with the blocks that its size needs, also
@@ -420,8 +393,9 @@ impl Workspace {
 
     fn new(comm: &Communicator, options: CollectivesOptions) -> Result<Self> {
         let (ranks, blocks) = (comm.n_ranks(), options.blocks());
-        let memory = LamportMemory::allocate(comm, options.capacity(ranks) as u32)?
-            .alone(options.concurrent == 1);
+        // Even an empty message of `all_to_all_v` uses a slot for each lane of a warp.
+        let slots = options.all_reduce_slots(ranks).max(32) as u32;
+        let memory = LamportMemory::allocate(comm, slots)?.alone(options.concurrent == 1);
         // New windows are zeroed, as `arrived` must be. No rank sends before the slots of all are
         // empty: the ranks meet at the end of `Collectives::new`.
         Ok(Self {

@@ -2,8 +2,6 @@
 
 use std::collections::HashSet;
 
-use devcomm_host::DataType;
-
 use crate::plan::{Field, H100, H200, PlanText, names, plan_text};
 use crate::prelude::*;
 
@@ -84,16 +82,8 @@ impl PlanText for CollectivePlan {
     fn fields(&self) -> (&'static str, Vec<Field>) {
         let Self { algorithm, blocks, threads } = *self;
         let grid = (blocks > 0).then_some((blocks, Some(threads)));
-        (algorithm.name(), grid.into_iter().collect())
+        (algorithm.fields().0, grid.into_iter().collect())
     }
-}
-
-/// How a call is done.
-pub(super) enum Choice {
-    /// The plan follows from the arguments.
-    Fixed(Explanation),
-    /// The plan is the one that was set or measured, or that of the model.
-    Open(Request),
 }
 
 /// What is asked for, and the kernels that can do it.

@@ -2,17 +2,14 @@
 
 use std::any::Any;
 
-use devcomm_host::{DataType, ReduceOp, ReduceOperator, ReduceScale};
+use devcomm_host::{ReduceOperator, ReduceScale};
 use devcomm_kernels::collectives::lamport_allreduce::ROWS;
 use devcomm_kernels::collectives::reduction::{Reduction, ReductionArgs};
 use devcomm_kernels::collectives::{lamport_exchange, room};
-use devcomm_types::F8E5M2;
-use half::f16;
 
-use super::call::{Call, Launch};
-use super::{Algorithm, CollectivePlan, Collectives, INVALID, Request, UNREDUCED, Workspace};
-use crate::CollectiveKind::{self, AllReduce, ReduceScatter};
-use crate::check::window;
+use super::call::Call;
+use super::{Algorithm, CollectivePlan, Collectives, Request, UNREDUCED, Workspace};
+use crate::CollectiveKind::{AllReduce, ReduceScatter};
 use crate::prelude::*;
 
 /// Returns the most vectors of 16 bytes that a block of `push_allreduce` pushes to each peer in a
@@ -40,8 +37,8 @@ impl Collectives {
         O: ReduceOperator<S::Element>,
     {
         let buffers = [&send.device_slice(), &recv.device_slice()];
-        let reduce = Reduce::new(self, AllReduce, buffers, &op)?;
-        self.run(&reduce, stream, || self.communicator.all_reduce(send, recv, op, stream))
+        let call = Call::reduce(self, AllReduce, buffers, &op)?;
+        self.run(&call, stream, || self.communicator.all_reduce(send, recv, op, stream))
     }
 
     /// Stores to every rank's `recv` its chunk of the reduction of all ranks' `send`, whose length
@@ -55,52 +52,62 @@ impl Collectives {
         O: ReduceOperator<S::Element>,
     {
         let buffers = [&send.device_slice(), &recv.device_slice()];
-        let reduce = Reduce::new(self, ReduceScatter, buffers, &op)?;
-        self.run(&reduce, stream, || self.communicator.reduce_scatter(send, recv, op, stream))
+        let call = Call::reduce(self, ReduceScatter, buffers, &op)?;
+        self.run(&call, stream, || self.communicator.reduce_scatter(send, recv, op, stream))
     }
 }
 
-/// An all-reduce or a reduce-scatter with its buffers.
-pub(super) struct Reduce<'a, T> {
-    kind: CollectiveKind,
-    send: &'a DeviceSlice<T>,
-    recv: &'a DeviceSlice<T>,
-    operator: ReduceOp,
-    by_kernel: Option<KernelReduction>,
-}
-
-impl<'a, T: Element> Reduce<'a, T> {
-    pub(super) fn new(
-        collectives: &Collectives,
-        kind: CollectiveKind,
-        [send, recv]: [&'a DeviceSlice<T>; 2],
-        op: &impl ReduceOperator<T>,
-    ) -> Result<Self> {
-        let (operator, scale) = op.parts(&collectives.communicator)?;
-        let by_kernel = KernelReduction::new(operator, scale, collectives.communicator.n_ranks());
-        Ok(Self { kind, send, recv, operator, by_kernel })
-    }
-
-    /// Returns the request of an all-reduce of floats of 16 or 32 bits.
-    fn request_all_reduce(
+impl<T: Element> Call<'_, T> {
+    /// Returns the request of a call that reduces elements.
+    pub(super) fn request_reduction(
         &self,
         collectives: &Collectives,
         workspace: &Workspace,
-        short: Request,
-        reduction: ReductionArgs<u32, f32, f32>,
+        by_kernel: Option<KernelReduction>,
     ) -> Request {
-        let (Self { send, recv, .. }, ranks) = (self, collectives.communicator.n_ranks());
+        let Self { kind, send, recv, .. } = *self;
         let options = workspace.options;
+        let (ranks, bytes) = (collectives.communicator.n_ranks(), recv.byte_len());
+        let addresses = send.map_or(0, DeviceSlice::device_address) | recv.device_address();
+        let vectors = bytes.div_ceil(16);
+        let short = |slots, room| Request {
+            data_type: T::DATA_TYPE,
+            ..self.in_one_step(collectives, workspace, (bytes, slots), room)
+        };
+        let reduction = match (by_kernel, kind) {
+            (Some(KernelReduction::Floats(reduction)), AllReduce) => reduction,
+            (Some(KernelReduction::Floats(_)), _) => {
+                let is_aligned = (addresses | bytes as u64).is_multiple_of(16);
+                let pulls = is_aligned && send.and_then(Window::<T>::index_of).is_some();
+                return Request {
+                    pull: pulls.then(|| workspace.plan(Algorithm::Pull, room::PULL_REDUCE_SCATTER)),
+                    ..short(vectors, room::LAMPORT_REDUCE_SCATTER)
+                };
+            }
+            (Some(KernelReduction::Any { .. }), AllReduce) => {
+                return Request {
+                    nccl: "as the message is too long for one step",
+                    ..short(lamport_exchange::slots(bytes), room::LAMPORT_ALLREDUCE_ANY)
+                };
+            }
+            _ => return Request::by_nccl(kind, UNREDUCED),
+        };
+        let is_two = ranks == 2;
+        let room = if is_two { room::LAMPORT_ALLREDUCE_TWO } else { room::LAMPORT_ALLREDUCE };
+        let short = short(vectors, room);
         let most_blocks = options.most_blocks(2, collectives.multiprocessors());
         // Two ranks move as many bytes in one step as in two.
-        let rows = (ranks > 2).then_some(ROWS as u32);
+        let rows = (!is_two).then_some(ROWS as u32);
         let most =
             rows.map_or(usize::MAX, |rows| (rows * most_blocks * short.most_threads) as usize);
-        let vectors = short.bytes.div_ceil(16);
         let is_short = vectors <= options.all_reduce_slots(ranks).min(most);
-        let aligned = (send.device_address() | recv.device_address()).is_multiple_of(16);
-        let pushes = aligned && Window::<T>::index_of(recv).is_some();
-        let pulls = pushes && is_sum(reduction) && begins_a_window(send) && begins_a_window(recv);
+        let pushes = addresses.is_multiple_of(16) && Window::<T>::index_of(recv).is_some();
+        // `lsa_allreduce` adds elements without factors, in buffers that begin where their windows
+        // do.
+        let ReductionArgs { operator, input, output } = reduction;
+        let is_sum = (operator, input, output) == (Reduction::SUM, 1.0, 1.0);
+        let begins = |buffer| Window::<T>::index_of(buffer) == Some(0);
+        let pulls = pushes && is_sum && send.is_some_and(begins) && begins(recv);
         Request {
             slots: is_short.then_some(vectors as u32),
             rows,
@@ -115,113 +122,43 @@ impl<'a, T: Element> Reduce<'a, T> {
         }
     }
 
-    /// Launches `lamport_allreduce_any`.
+    /// Launches the kernel of a plan that reduces elements.
     ///
     /// # Safety
     ///
-    /// As [`Call::launch`].
-    unsafe fn launch_any(&self, launch: &Launch<'_>, operator: u32, divisor: u32) -> Result<()> {
-        let Workspace { dev_comm, memory, .. } = launch.workspace;
-        let [input, output] = [self.send, self.recv].map(DeviceSlice::device_address);
-        let (count, config, target) = (self.recv.len(), launch.config(), launch.target());
-        let args = (dev_comm, memory, input, output, count, operator, divisor);
-        macro_rules! any {
-            ($type:ty) => {
+    /// The plan can do the [request](Self::request), and the buffers stay allocated until the
+    /// kernel has ended. Launches of the workspace's kernels are ordered.
+    pub(super) unsafe fn launch_reduction(
+        &self,
+        collectives: &Collectives,
+        workspace: &Workspace,
+        by_kernel: Option<KernelReduction>,
+        plan: CollectivePlan,
+        stream: &Stream,
+    ) -> Result<()> {
+        let Workspace { dev_comm, options, inbox, memory, .. } = workspace;
+        let (Some(send), Some(by_kernel)) = (self.send, by_kernel) else {
+            return refuse(UNREDUCED);
+        };
+        let (recv, ranks) = (self.recv, collectives.communicator.n_ranks());
+        let (input, output, count) = (send.device_address(), recv.device_address(), recv.len());
+        let (target, config) = (collectives.compiled.on(stream), options.config(plan));
+        let reduction = match by_kernel {
+            KernelReduction::Floats(reduction) => reduction,
+            KernelReduction::Any { operator, divisor } => {
+                let args = (dev_comm, memory, input, output, count, operator, divisor);
                 // SAFETY: the caller keeps the buffers allocated and orders the launches;
                 // `Workspace::new` allocates what the kernel needs.
-                unsafe { kernels::lamport_allreduce_any::<$type>::launch(args, config, &target) }
-            };
-        }
-        match T::DATA_TYPE {
-            DataType::Int8 => any!(i8),
-            DataType::Uint8 => any!(u8),
-            DataType::Int32 => any!(i32),
-            DataType::Uint32 => any!(u32),
-            DataType::Int64 => any!(i64),
-            DataType::Uint64 => any!(u64),
-            DataType::Float64 => any!(f64),
-            DataType::Float8e4m3 => any!(F8E4M3),
-            DataType::Float8e5m2 => any!(F8E5M2),
-            DataType::Float32 | DataType::Float16 | DataType::Bfloat16 => refuse(UNREDUCED),
-        }
-    }
-}
-
-impl<T: Element> Call<T> for Reduce<'_, T> {
-    fn buffers(&self) -> (Option<&DeviceSlice<T>>, &DeviceSlice<T>) {
-        (Some(self.send), self.recv)
-    }
-
-    fn terms(&self) -> String {
-        let name = match self.kind {
-            ReduceScatter => "reduce_scatter to",
-            _ => "all_reduce of",
-        };
-        format!("{name} {} {}, {:?}", self.recv.len(), T::NAME, self.operator)
-    }
-
-    fn request(&self, collectives: &Collectives) -> Request {
-        let Self { kind, send, recv, by_kernel, .. } = *self;
-        let ranks = collectives.communicator.n_ranks();
-        let by_nccl = |reason| Request::by_nccl(kind, reason);
-        let Some(workspace) = &collectives.workspace else {
-            return by_nccl(collectives.unreached());
-        };
-        // The parts of `send`, and the element of `recv` at which `send` begins in place.
-        let (parts, place) = match kind {
-            ReduceScatter => (ranks, -((collectives.communicator.rank() * recv.len()) as isize)),
-            _ => (1, 0),
-        };
-        let fit = recv.len().checked_mul(parts) == Some(send.len());
-        if recv.is_empty() || !fit || !send.is_apart_or_at(recv, Some(place)) {
-            return by_nccl(INVALID);
-        }
-        let bytes = recv.byte_len();
-        let short = |slots, room| Request {
-            data_type: T::DATA_TYPE,
-            ..collectives.in_one_step(workspace, kind, bytes, slots, room)
-        };
-        match (by_kernel, kind) {
-            (Some(KernelReduction::Floats(_)), ReduceScatter) => {
-                let addresses = send.device_address() | recv.device_address();
-                let is_aligned = (addresses | bytes as u64).is_multiple_of(16);
-                let pulls = is_aligned && Window::<T>::index_of(send).is_some();
-                Request {
-                    pull: pulls.then(|| workspace.plan(Algorithm::Pull, room::PULL_REDUCE_SCATTER)),
-                    ..short(bytes.div_ceil(16), room::LAMPORT_REDUCE_SCATTER)
-                }
+                return with_type!(T::DATA_TYPE, Other => unsafe {
+                    kernels::lamport_allreduce_any::<Other>::launch(args, config, &target)
+                }; {
+                    DataType::Int8 => i8, DataType::Uint8 => u8, DataType::Int32 => i32,
+                    DataType::Uint32 => u32, DataType::Int64 => i64, DataType::Uint64 => u64,
+                    DataType::Float64 => f64, DataType::Float8e4m3 => F8E4M3, _ => F8E5M2
+                });
             }
-            (Some(KernelReduction::Floats(reduction)), _) => {
-                let room = match ranks {
-                    2 => room::LAMPORT_ALLREDUCE_TWO,
-                    _ => room::LAMPORT_ALLREDUCE,
-                };
-                let short = short(bytes.div_ceil(16), room);
-                self.request_all_reduce(collectives, workspace, short, reduction)
-            }
-            (Some(KernelReduction::Any { .. }), AllReduce) => Request {
-                nccl: "as the message is too long for one step",
-                ..short(lamport_exchange::slots(bytes), room::LAMPORT_ALLREDUCE_ANY)
-            },
-            _ => by_nccl(UNREDUCED),
-        }
-    }
-
-    unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()> {
-        let Launch { collectives, workspace, plan, .. } = *launch;
-        let Workspace { dev_comm, options, inbox, memory, .. } = workspace;
-        let (Self { send, recv, .. }, target, config) = (self, launch.target(), launch.config());
-        let (input, output, count) = (send.device_address(), recv.device_address(), recv.len());
-        let reduction = match self.by_kernel {
-            Some(KernelReduction::Floats(reduction)) => reduction,
-            // SAFETY: the caller keeps the buffers allocated and orders the launches.
-            Some(KernelReduction::Any { operator, divisor }) => unsafe {
-                return self.launch_any(launch, operator, divisor);
-            },
-            None => return refuse(UNREDUCED),
         };
         let short = (dev_comm, memory, input, output, count, reduction);
-        let ranks = collectives.communicator.n_ranks();
         // SAFETY: the caller keeps the buffers allocated and orders the launches. `request` has
         // checked that they have the elements, are aligned for the plan, and begin their windows
         // where no index is passed. `Workspace::new` allocates what the kernels need.
@@ -267,16 +204,6 @@ fn pushed(bytes: usize, ranks: usize, blocks: u32) -> (bool, u32) {
     let each = bytes.div_ceil(16).div_ceil(ranks * blocks as usize);
     let rounds = each.div_ceil(most_pushed(ranks));
     (bytes > MOST_DEPENDENT, each.div_ceil(rounds).next_multiple_of(64) as u32)
-}
-
-/// Returns whether elements are added without factors: `lsa_allreduce` has no other reduction.
-fn is_sum(ReductionArgs { operator, input, output }: ReductionArgs<u32, f32, f32>) -> bool {
-    (operator, input, output) == (Reduction::SUM, 1.0, 1.0)
-}
-
-/// Returns whether a buffer begins where its window does: `lsa_allreduce` takes no offset.
-fn begins_a_window<T: Element>(buffer: &DeviceSlice<T>) -> bool {
-    Window::<T>::index_of(buffer) == Some(0)
 }
 
 /// How kernels reduce the elements of the ranks.

@@ -1,15 +1,12 @@
 //! All-reduces, each followed by the addition of a residual and by RMSNorm, in one operation.
 
-use devcomm_host::{Context, DataType, ReduceOp};
 use devcomm_kernels::collectives::rmsnorm::QuantisedArgs;
 use devcomm_kernels::collectives::{rmsnorm_block, room};
 
 use super::call::Call;
 use super::plan::SHORT;
-use super::reduce::Reduce;
 use super::{Algorithm, CollectivePlan, Collectives, CollectivesOptions, INVALID, Workspace};
 use crate::CollectiveKind::AllReduce;
-use crate::check::aligned;
 use crate::prelude::*;
 
 /// The most bytes of a row that a cluster keeps in registers.
@@ -113,26 +110,15 @@ impl Collectives {
     ) -> Result<()> {
         let buffers = [input.device_slice(), residual.device_slice(), weight.device_slice()];
         let (output, scale) = (output.device_slice(), scale.device_slice());
-        let quantised = self.quantised(&buffers, &output, &scale)?;
+        let own = self.communicator.context();
+        let output_at = aligned(own, "the output", &output, 1, buffers[0].len())?;
+        let scale_at = address(own, "the scale", &scale, 1, 1)?;
+        // Where another kernel normalises, it reads them after the all-reduce.
+        let overlap = |slice: &DeviceSlice<T>| slice.overlaps(&output) || slice.overlaps(&scale);
+        refuse_if!(buffers.iter().any(overlap) || scale.overlaps(&output), "{OVERLAP}");
+        let quantised = QuantisedArgs { output: output_at, scale: scale_at };
         let sums = buffers[0].clone();
         self.rmsnorm(buffers, &sums, quantised, eps, stream)
-    }
-
-    /// Checks the quantised output, and returns it as kernels take it.
-    fn quantised<T: Element>(
-        &self,
-        [input, residual, weight]: &[DeviceSlice<T>; 3],
-        output: &DeviceSlice<F8E4M3>,
-        scale: &DeviceSlice<f32>,
-    ) -> Result<QuantisedArgs<u64, u64>> {
-        let own = self.communicator.context();
-        let output_at = aligned(own, "the output", output, 1, input.len())?;
-        let scale_at = address(own, "the scale", scale, 1, 1)?;
-        // Where another kernel normalises, it reads them after the all-reduce.
-        let inputs = [input, residual, weight];
-        let overlap = |slice: &DeviceSlice<T>| slice.overlaps(output) || slice.overlaps(scale);
-        refuse_if!(inputs.into_iter().any(overlap) || scale.overlaps(output), "{OVERLAP}");
-        Ok(QuantisedArgs { output: output_at, scale: scale_at })
     }
 
     /// Returns how it is done. If RMSNorm follows an all-reduce, the plan is the all-reduce's.
@@ -145,7 +131,7 @@ impl Collectives {
         if let Some(plan) = plan {
             return Ok(Explanation { plan, reason });
         }
-        let reduce = Reduce::new(self, AllReduce, [&buffers[0], output], &ReduceOp::Sum)?;
+        let reduce = Call::reduce(self, AllReduce, [&buffers[0], output], &ReduceOp::Sum)?;
         Ok(Explanation { plan: self.decide(&reduce.request(self)).plan, reason })
     }
 
@@ -157,26 +143,22 @@ impl Collectives {
     ) -> Result<Rows> {
         let data_type = T::DATA_TYPE;
         let (count, hidden) = (input.len(), weight.len());
-        for (name, slice, len) in [
-            ("the input", input, count),
-            ("the residual", residual, count),
-            ("the weight", weight, hidden),
-            ("the output", output, count),
-        ] {
-            aligned(self.communicator.context(), name, slice, 1, len)?;
-        }
-        let pairs = [(input, residual), (input, weight), (residual, weight)];
-        let with_output = [(residual, output), (weight, output)];
-        let overlap = pairs.iter().chain(&with_output).any(|(one, other)| one.overlaps(other));
-        refuse_if!(overlap || !input.is_apart_or_at(output, Some(0)), "{OVERLAP}");
+        let check = |name, slice, len| aligned(self.communicator.context(), name, slice, 1, len);
+        check("the input", input, count)?;
+        check("the residual", residual, count)?;
+        check("the weight", weight, hidden)?;
+        check("the output", output, count)?;
+        let overlap = [input, weight, output].iter().any(|other| residual.overlaps(other))
+            || [input, output].iter().any(|other| weight.overlaps(other))
+            || !input.is_apart_or_at(output, Some(0));
+        refuse_if!(overlap, "{OVERLAP}");
         let row = hidden * data_type.size();
-        if hidden == 0 || !row.is_multiple_of(16) || row > MAX_ROW || !count.is_multiple_of(hidden)
-        {
-            return refuse(format!(
-                "{count} elements in rows of {hidden}: rows have whole vectors of 16 bytes, and at \
-                 most {MAX_ROW} bytes"
-            ));
-        }
+        let is_whole = row > 0 && row.is_multiple_of(16) && count.is_multiple_of(hidden);
+        refuse_if!(
+            !is_whole || row > MAX_ROW,
+            "{count} elements in rows of {hidden}: rows have whole vectors of 16 bytes, and at \
+             most {MAX_ROW} bytes"
+        );
         refuse_if!(
             !matches!(data_type, DataType::Float32 | DataType::Float16 | DataType::Bfloat16),
             "RMSNorm of {data_type:?}"

@@ -1,18 +1,21 @@
 //! The forms of an [`ExpertParallel`], which differ in how rows reach other ranks: for low latency,
 //! for high throughput, and for several LSA teams.
 
-use devcomm_host::KernelsOn;
+use devcomm_host::{KernelsOn, Turn};
 use devcomm_kernels::expert_parallel::shape::TokensArgs;
 use devcomm_kernels::expert_parallel::sums::ResultsArgs;
 
 use super::ExpertParallel;
 use crate::prelude::*;
 
-/// The addresses of tokens, of their experts and of their weights.
-pub(super) type Source = [u64; 3];
-
 /// The addresses of the output and of the residual, or 0 without it.
 pub(super) type Outputs = [u64; 2];
+
+/// The tokens that a rank sends, as an argument.
+pub(super) type Tokens = TokensArgs<u64, u64, u64, u32>;
+
+/// The results that a rank sends, and where their sums go, as an argument.
+pub(super) type Results = ResultsArgs<u64, u32, u64, u64>;
 
 /// Where rows are put in the order of the experts.
 #[derive(Clone, Copy)]
@@ -42,19 +45,43 @@ impl<'a> Launch<'a> {
     pub(super) fn target(&self) -> KernelsOn<'a> {
         self.experts.compiled.on(self.stream)
     }
+
+    /// Enqueues the sending and receiving of tokens.
+    pub(super) fn dispatch(self, tokens: Tokens) -> Result<()> {
+        let _turn = self.begin("dispatch to experts")?;
+        self.experts.form.dispatch(self, tokens)
+    }
+
+    /// Enqueues the sending and receiving of the results `rows`.
+    pub(super) fn combine(self, rows: u64, outputs: Outputs) -> Result<()> {
+        let _turn = self.begin("results of experts")?;
+        let ([output, residual], tokens) = (outputs, self.experts.tokens.get() as u32);
+        self.experts.form.combine(self, ResultsArgs { rows, tokens, output, residual })
+    }
+
+    /// Orders the launch after the others. Before that, it compares the operation in a checked
+    /// world with those of the other ranks, if none is absent.
+    fn begin(&self, operation: &str) -> Result<Turn<'a>> {
+        let Self { experts, steps, stream } = *self;
+        if experts.absent.get() == 0 {
+            let terms = || format!("{operation}, steps {steps}");
+            experts.communicator.compare_kernel(&experts.order, terms)?;
+        }
+        experts.begin(stream)
+    }
 }
 
 /// A form, which has the memory of its kernels, and launches them with arguments that
 /// [`ExpertParallel`] has checked, in order.
 pub(super) trait Form: Send {
-    /// Sends and receives `count` tokens.
-    fn dispatch(&self, launch: Launch<'_>, source: Source, count: u32) -> Result<()>;
+    /// Sends and receives tokens.
+    fn dispatch(&self, launch: Launch<'_>, tokens: Tokens) -> Result<()>;
 
     /// Puts what was received in the order of the experts.
     fn group(&self, experts: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()>;
 
-    /// Sends and receives the results `rows`.
-    fn combine(&self, launch: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()>;
+    /// Sends and receives results.
+    fn combine(&self, launch: Launch<'_>, results: Results) -> Result<()>;
 
     /// Returns the word with a bit for each rank that is absent.
     fn absent(&self) -> Result<&SymmetricBuffer<u64>>;
@@ -67,21 +94,5 @@ pub(super) trait Form: Send {
     /// Returns what `Debug` says after the number of ranks.
     fn describe(&self) -> String {
         String::new()
-    }
-}
-
-pub(super) fn tokens_args(source: Source, count: u32) -> TokensArgs<u64, u64, u64, u32> {
-    let [input, ids, weights] = source;
-    TokensArgs { input, ids, weights, count }
-}
-
-impl ExpertParallel {
-    /// Returns the results `rows` and where their sums go, as an argument.
-    pub(super) fn results_args(
-        &self,
-        rows: u64,
-        [output, residual]: Outputs,
-    ) -> ResultsArgs<u64, u32, u64, u64> {
-        ResultsArgs { rows, tokens: self.tokens.get() as u32, output, residual }
     }
 }

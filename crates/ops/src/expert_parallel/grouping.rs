@@ -2,13 +2,10 @@
 
 use devcomm_kernels::expert_parallel::ep_layout::{Grouped, GroupedArgs};
 use devcomm_kernels::expert_parallel::{Received, SCALED};
-use devcomm_types::IntoArg;
 
 use super::form::RowsInOrder;
 use super::{ExpertParallel, MANY_THREADS, Stage, THREADS, shape_args};
 use crate::RowGroups;
-use crate::check::window;
-use crate::launch::Abi;
 use crate::prelude::*;
 
 impl ExpertParallel {

@@ -8,12 +8,11 @@ use devcomm_kernels::expert_parallel::shape::ReceivedArgs;
 use devcomm_kernels::expert_parallel::{
     Mail, Received, Shape, ep_combine_hybrid, ep_dispatch_hybrid,
 };
-use devcomm_types::{IntoArg, SignalRange};
+use devcomm_types::SignalRange;
 use nccl_device::Epoch;
 
-use super::form::{Form, Launch, Outputs, RowsInOrder, Source, tokens_args};
+use super::form::{Form, Launch, Results, RowsInOrder, Tokens};
 use super::{ExpertParallel, ExpertParallelOptions, shape_args};
-use crate::launch::Abi;
 use crate::prelude::*;
 
 /// The most blocks that send and receive by default: each sends messages of its own.
@@ -158,9 +157,9 @@ impl Hybrid {
 }
 
 impl Form for Hybrid {
-    fn dispatch(&self, launch: Launch<'_>, source: Source, count: u32) -> Result<()> {
+    fn dispatch(&self, launch: Launch<'_>, tokens: Tokens) -> Result<()> {
         let (Launch { experts, steps, .. }, target) = (launch, launch.target());
-        let (sizes, tokens) = (shape_args(experts.sent), tokens_args(source, count));
+        let sizes = shape_args(experts.sent);
         let (mail, to, relayed) = (self.mail(&self.dispatch), &self.received, self.relayed());
         let args = (&experts.dev_comm, mail, to, sizes, tokens, relayed, &experts.faults, steps);
         let config = self.config(experts.options);
@@ -178,10 +177,10 @@ impl Form for Hybrid {
         experts.lay_out(self.received_args(), &self.returns, rows, stream)
     }
 
-    fn combine(&self, launch: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()> {
+    fn combine(&self, launch: Launch<'_>, results: Results) -> Result<()> {
         let (Launch { experts, steps, .. }, config) = (launch, self.config(launch.experts.options));
         let (comm, mail, partials) = (&experts.dev_comm, self.mail(&self.combine), &self.partials);
-        let (sizes, results) = (shape_args(experts.shape), experts.results_args(rows, outputs));
+        let sizes = shape_args(experts.shape);
         let (at, from, relayed) = (&self.returns, self.received_args(), self.relayed());
         let args = (comm, mail, partials, sizes, results, at, from, relayed, steps);
         // SAFETY: `ExpertParallel` has checked that the rows are there, and orders the launches.

@@ -1,8 +1,9 @@
 //! Rows that have been sent and are to be received.
 
 use devcomm_kernels::expert_parallel::Steps;
+use devcomm_kernels::expert_parallel::shape::TokensArgs;
 
-use super::form::Outputs;
+use super::form::{Launch, Outputs};
 use super::{ExpertParallel, Stage};
 use crate::prelude::*;
 
@@ -132,14 +133,13 @@ impl ExpertParallel {
             Some(one) if one.number == number => (one.stream.clone(), one.results.clone()),
             _ => return refuse("what was sent has been received already"),
         };
+        let launch = Launch { experts: self, steps: Steps::RECEIVE, stream: &stream };
         match results {
-            Some(rows) => {
-                self.enqueue_combine(rows.device_address(), outputs, Steps::RECEIVE, &stream)?;
-            }
+            Some(rows) => launch.combine(rows.device_address(), outputs)?,
             None => {
                 // The second half reads no tokens of this rank.
-                let no_source = [0; 3];
-                self.enqueue_dispatch(no_source, self.tokens.get(), Steps::RECEIVE, &stream)?;
+                let count = self.tokens.get() as u32;
+                launch.dispatch(TokensArgs { input: 0, ids: 0, weights: 0, count })?;
                 self.stage.set(Stage::Received);
             }
         }

@@ -5,9 +5,8 @@ use devcomm_kernels::expert_parallel::numbered::MessagesArgs;
 use devcomm_kernels::expert_parallel::shape::ReceivedArgs;
 use devcomm_kernels::expert_parallel::{Shape, ep_combine, ep_dispatch, numbered_words};
 
-use super::form::{Form, Launch, Outputs, RowsInOrder, Source, tokens_args};
+use super::form::{Form, Launch, Results, RowsInOrder, Tokens};
 use super::{ExpertParallel, ExpertParallelOptions, MANY_THREADS, THREADS, shape_args};
-use crate::lamport::LamportMemory;
 use crate::prelude::*;
 
 /// The memory of the messages of the dispatch or of the combine: of rows, and of the numbered
@@ -92,10 +91,9 @@ impl Lsa {
 }
 
 impl Form for Lsa {
-    fn dispatch(&self, launch: Launch<'_>, source: Source, count: u32) -> Result<()> {
+    fn dispatch(&self, launch: Launch<'_>, tokens: Tokens) -> Result<()> {
         let (Launch { experts, steps, .. }, target) = (launch, launch.target());
-        let (comm, sizes, tokens) =
-            (&experts.dev_comm, shape_args(experts.sent), tokens_args(source, count));
+        let (comm, sizes, count) = (&experts.dev_comm, shape_args(experts.sent), tokens.count);
         let (messages, to) = (self.dispatch.args(), self.received_args());
         let args = (comm, messages, sizes, tokens, to, &experts.faults, steps);
         let part = ep_dispatch::part_vectors(experts.communicator.n_ranks(), experts.options.f8);
@@ -114,11 +112,11 @@ impl Form for Lsa {
         experts.lay_out(self.received_args(), &self.returns, rows, stream)
     }
 
-    fn combine(&self, launch: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()> {
+    fn combine(&self, launch: Launch<'_>, results: Results) -> Result<()> {
         let Launch { experts, steps, .. } = launch;
         let (sizes, messages) = (shape_args(experts.shape), self.combine.args());
-        let (results, received) = (experts.results_args(rows, outputs), self.received_args());
-        let args = (&experts.dev_comm, messages, sizes, results, &self.returns, received, steps);
+        let (at, received) = (&self.returns, self.received_args());
+        let args = (&experts.dev_comm, messages, sizes, results, at, received, steps);
         let part = ep_combine::part_vectors(experts.communicator.n_ranks());
         let parts = experts.tokens.get() as u32 * experts.shape.vectors.div_ceil(part);
         // More warps if parts are more than a block for each multiprocessor has warps.

@@ -8,22 +8,19 @@ mod lsa;
 mod options;
 mod throughput;
 
-use std::cell::{Cell, RefCell};
 use std::fmt;
 
 use devcomm_host::Turn;
-use devcomm_kernels::expert_parallel::shape::ShapeArgs;
+use devcomm_kernels::expert_parallel::shape::{ShapeArgs, TokensArgs};
 use devcomm_kernels::expert_parallel::{Faults, Shape, Steps};
 
-use self::form::{Form, Launch, Outputs, Source};
+use self::form::{Form, Launch, Outputs};
 use self::hybrid::{Division, Hybrid};
 use self::in_flight::InFlight;
 pub use self::in_flight::{Returning, Sent};
 use self::lsa::Lsa;
 pub use self::options::{ExpertParallelMemory, ExpertParallelOptions};
 use self::throughput::Throughput;
-use crate::agree::or_default;
-use crate::check::aligned;
 use crate::prelude::*;
 
 /// Expert parallelism on a communicator of up to 64 ranks that load and store reach, or of several
@@ -157,16 +154,16 @@ impl ExpertParallel {
         let own = || {
             let teams = comm.properties()?.n_lsa_teams;
             let limits = comm.context().limits();
-            let (shape, division, files) = if teams > 1 {
-                let shape = options.shape_in_teams(ranks)?;
-                let division = Division::new(options, teams, ranks, limits.multiprocessors)?;
-                (shape, Some(division), HYBRID_FILES)
-            } else {
-                let files = if options.rows.is_some() { THROUGHPUT_FILES } else { FILES };
-                (options.shape(ranks)?, None, files)
+            let shape = options.shape(ranks, teams)?;
+            let divide = || Division::new(options, teams, ranks, limits.multiprocessors);
+            let division = (teams > 1).then(divide).transpose()?;
+            let files = match (division, options.rows) {
+                (Some(_), _) => HYBRID_FILES,
+                (None, Some(_)) => THROUGHPUT_FILES,
+                (None, None) => FILES,
             };
-            let set = KERNELS.only(files);
-            Ok::<_, Error>((shape, division, Kernels::load(comm.context(), &set)?))
+            let compiled = Kernels::load(comm.context(), &KERNELS.only(files))?;
+            Ok::<_, Error>((shape, division, compiled))
         };
         let own = own();
         // In several LSA teams a block sends to the block with the same index in other ranks.
@@ -237,26 +234,16 @@ impl ExpertParallel {
         refuse_if!(count > most, "{count} tokens, and there is memory for {most} of a rank");
         let (input, top_k) = (tokens.input.device_slice(), self.options.top_k);
         let (ids, weights) = (tokens.ids.device_slice(), tokens.weights.device_slice());
-        let addresses = [
-            self.check_rows("the tokens' rows", &input, count)?,
-            self.check_numbers("the experts of the tokens", &ids, count * top_k)?,
-            self.check_numbers("the weights of the tokens", &weights, count * top_k)?,
-        ];
-        self.enqueue_dispatch(addresses, count, steps, stream)?;
+        let context = self.communicator.context();
+        let sent = TokensArgs {
+            input: self.check_rows("the tokens' rows", &input, count)?,
+            ids: address(context, "the experts of the tokens", &ids, 1, count * top_k)?,
+            weights: address(context, "the weights of the tokens", &weights, 1, count * top_k)?,
+            count: count as u32,
+        };
+        Launch { experts: self, steps, stream }.dispatch(sent)?;
         self.tokens.set(count);
         Ok(())
-    }
-
-    fn enqueue_dispatch(
-        &self,
-        source: Source,
-        count: usize,
-        steps: u32,
-        stream: &Stream,
-    ) -> Result<()> {
-        self.compare("dispatch to experts", steps)?;
-        let _turn = self.begin(stream)?;
-        self.form.dispatch(Launch { experts: self, steps, stream }, source, count as u32)
     }
 
     /// Returns the experts' results to the tokens: `output` gets for each token of the last
@@ -278,7 +265,8 @@ impl ExpertParallel {
     ) -> Result<()> {
         let rows = self.check_results(rows)?;
         let outputs = self.check_outputs(output, residual)?;
-        self.enqueue_combine(rows, outputs, Steps::SEND | Steps::RECEIVE, stream)
+        let steps = Steps::SEND | Steps::RECEIVE;
+        Launch { experts: self, steps, stream }.combine(rows, outputs)
     }
 
     /// Does the first half of [`combine`](Self::combine): sends the results. Work that is enqueued
@@ -289,7 +277,7 @@ impl ExpertParallel {
         R: Buffer<Element = bf16>,
     {
         let at = self.check_results(rows)?;
-        self.enqueue_combine(at, [0; 2], Steps::SEND, stream)?;
+        Launch { experts: self, steps: Steps::SEND, stream }.combine(at, [0; 2])?;
         Ok(Returning(self.begin_flight(stream, Some(rows.device_slice()))?))
     }
 
@@ -310,18 +298,6 @@ impl ExpertParallel {
         let of_residual = |residual| self.check_rows("the residual", residual, tokens);
         let output = self.check_rows("the output", &output, tokens)?;
         Ok([output, residual.map_or(Ok(0), of_residual)?])
-    }
-
-    fn enqueue_combine(
-        &self,
-        rows: u64,
-        outputs: Outputs,
-        steps: u32,
-        stream: &Stream,
-    ) -> Result<()> {
-        self.compare("results of experts", steps)?;
-        let _turn = self.begin(stream)?;
-        self.form.combine(Launch { experts: self, steps, stream }, rows, outputs)
     }
 
     /// Waits for the last operation, and fails if the routing of any operation since the last check
@@ -375,34 +351,24 @@ impl ExpertParallel {
         let word = self.form.absent()?;
         self.end_flight()?;
         let (me, n_ranks) = (self.communicator.rank(), self.communicator.n_ranks());
-        if let Some(rank) = ranks.iter().find(|rank| **rank >= n_ranks || **rank == me) {
-            return refuse(format!(
+        let mut absent = 0;
+        for &rank in ranks {
+            refuse_if!(
+                rank >= n_ranks || rank == me,
                 "rank {rank} is absent: it is another one of {n_ranks} than this one, {me}"
-            ));
+            );
+            absent |= 1 << rank;
         }
-        let absent = ranks.iter().fold(0, |absent, rank| absent | 1 << rank);
         let _turn = self.begin(stream)?;
         stream.fill(word, absent)?;
         self.absent.set(absent);
         Ok(())
     }
 
-    /// Compares, in a checked world, an operation with those of the other ranks, if none is absent.
-    fn compare(&self, operation: &str, steps: u32) -> Result<()> {
-        if self.absent.get() != 0 {
-            return Ok(());
-        }
-        self.communicator.compare_kernel(&self.order, || format!("{operation}, steps {steps}"))
-    }
-
     /// Orders a launch after the others.
     fn begin(&self, stream: &Stream) -> Result<Turn<'_>> {
         require_context("the stream", stream.context(), self.communicator.context())?;
         self.order.begin(stream)
-    }
-
-    fn check_numbers<T>(&self, name: &str, slice: &DeviceSlice<T>, len: usize) -> Result<u64> {
-        address(self.communicator.context(), name, slice, 1, len)
     }
 
     fn check_rows<T>(&self, name: &str, slice: &DeviceSlice<T>, rows: usize) -> Result<u64> {

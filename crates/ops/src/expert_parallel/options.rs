@@ -1,6 +1,5 @@
 //! The sizes of an [`ExpertParallel`], and the memory that it takes.
 
-use devcomm_host::{CollectiveCall, DataType};
 use devcomm_kernels::expert_parallel::{
     Counted, Faults, RANKS, Received, SCALED, Shape, ep_combine, ep_combine_hybrid, ep_dispatch,
     ep_layout, numbered_words,
@@ -9,7 +8,6 @@ use nccl_device::{Epoch, Lamport, lamport_words};
 
 use super::hybrid::Division;
 use super::{ExpertParallel, NAME};
-use crate::agree::or_default;
 use crate::prelude::*;
 
 /// The sizes of an [`ExpertParallel`], the same on every rank.
@@ -116,7 +114,7 @@ impl ExpertParallelOptions {
     ///
     /// [`Error::InvalidInput`] for sizes that the kernels do not support.
     pub fn memory(self, ranks: usize) -> Result<ExpertParallelMemory> {
-        let shape = self.shape(ranks)?;
+        let shape = self.shape(ranks, 1)?;
         if self.rows.is_some() {
             return Ok(self.memory_for_throughput(shape, ranks));
         }
@@ -165,7 +163,7 @@ impl ExpertParallelOptions {
     /// those of [`memory`](Self::memory).
     pub fn memory_in_teams(self, ranks: usize, teams: usize) -> Result<ExpertParallelMemory> {
         refuse_if!(teams < 2 || !ranks.is_multiple_of(teams), "{ranks} ranks in {teams} LSA teams");
-        let shape = self.shape_in_teams(ranks)?;
+        let shape = self.shape(ranks, teams)?;
         // The GPU is not known: its multiprocessors are no limit.
         let division = Division::new(self, teams, ranks, u32::MAX)?;
         let (word, all) = (size_of::<u32>(), ranks * self.tokens);
@@ -225,26 +223,17 @@ impl ExpertParallelOptions {
         self.experts / ranks
     }
 
-    /// Returns the shape of launches in one LSA team, if the kernels support it.
-    pub(super) fn shape(self, ranks: usize) -> Result<Shape> {
+    /// Returns the shape of launches in these LSA teams, if the kernels support it.
+    pub(super) fn shape(self, ranks: usize, teams: usize) -> Result<Shape> {
         refuse_if!(
-            ranks == 0 || ranks > RANKS,
+            teams <= 1 && (ranks == 0 || ranks > RANKS),
             "expert parallelism among {ranks} ranks: it is for 1 to {RANKS} in an LSA team"
         );
-        self.shape_of_any(ranks)
-    }
-
-    /// Returns the shape of launches in several LSA teams, if the kernels support it.
-    pub(super) fn shape_in_teams(self, ranks: usize) -> Result<Shape> {
         refuse_if!(
-            self.rows.is_some(),
+            teams > 1 && self.rows.is_some(),
             "the form for high throughput among several LSA teams: there it is that for low \
              latency, without `throughput`"
         );
-        self.shape_of_any(ranks)
-    }
-
-    fn shape_of_any(self, ranks: usize) -> Result<Shape> {
         let Self { hidden, tokens, experts, top_k, alignment, f8, rows, blocks, threads } = self;
         refuse_if!(
             hidden == 0 || !hidden.is_multiple_of(8) || hidden > MOST_HIDDEN,

@@ -2,12 +2,9 @@
 
 use devcomm_kernels::expert_parallel::counted::CountedArgs;
 use devcomm_kernels::expert_parallel::{Counted, Shape};
-use devcomm_types::IntoArg;
 
-use super::form::{Form, Launch, Outputs, RowsInOrder, Source, tokens_args};
+use super::form::{Form, Launch, Results, RowsInOrder, Tokens};
 use super::{ExpertParallel, ExpertParallelOptions, MANY_THREADS, shape_args};
-use crate::check::window;
-use crate::launch::Abi;
 use crate::prelude::*;
 
 /// The memory of the form for high throughput; from `flags` on, that of the kernels' [`Counted`].
@@ -62,30 +59,23 @@ impl Throughput {
 }
 
 impl Form for Throughput {
-    fn dispatch(&self, launch: Launch<'_>, source: Source, count: u32) -> Result<()> {
+    fn dispatch(&self, launch: Launch<'_>, tokens: Tokens) -> Result<()> {
         let Launch { experts, steps, .. } = launch;
         let (comm, sizes, faults) = (&experts.dev_comm, shape_args(experts.sent), &experts.faults);
-        let (scales, tokens) = (&self.scales, tokens_args(source, count));
+        let (scales, count) = (&self.scales, tokens.count);
         // The dispatch writes only offsets and sizes of these, and rows to `self.rows`.
         let groups = experts.grouped_args(RowsInOrder::NONE, 0);
         let config = experts.config(count, MANY_THREADS);
-        macro_rules! launch {
-            ($element:ty) => {{
-                let rows = self.rows.device_slice();
-                let (rows, _) = window::<$element, _>("the memory of rows", &rows)?;
-                let memory = self.memory();
-                let args = (comm, memory, &rows, scales, sizes, tokens, groups, faults, steps);
-                // SAFETY: `ExpertParallel` has checked the buffers and orders the launches;
-                // dropping a buffer waits for the stream. `new` allocates what the kernel needs.
-                unsafe {
-                    kernels::ep_dispatch_counted::<$element>::launch(args, config, &launch.target())
-                }
-            }};
-        }
-        match experts.options.f8 {
-            true => launch!(F8E4M3),
-            false => launch!(bf16),
-        }
+        let (rows, memory) = (self.rows.device_slice(), self.memory());
+        with_type!(experts.options.f8, Row => {
+            let (rows, _) = window::<Row, _>("the memory of rows", &rows)?;
+            let args = (comm, memory, &rows, scales, sizes, tokens, groups, faults, steps);
+            // SAFETY: `ExpertParallel` has checked the buffers and orders the launches; dropping a
+            // buffer waits for the stream. `new` allocates what the kernel needs.
+            unsafe {
+                kernels::ep_dispatch_counted::<Row>::launch(args, config, &launch.target())
+            }
+        }; { true => F8E4M3, false => bf16 })
     }
 
     fn group(&self, experts: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()> {
@@ -98,9 +88,9 @@ impl Form for Throughput {
         unsafe { kernels::ep_expand::launch(args, config, &experts.compiled.on(stream)) }
     }
 
-    fn combine(&self, launch: Launch<'_>, rows: u64, outputs: Outputs) -> Result<()> {
+    fn combine(&self, launch: Launch<'_>, results: Results) -> Result<()> {
         let Launch { experts, steps, .. } = launch;
-        let (sizes, results) = (shape_args(experts.shape), experts.results_args(rows, outputs));
+        let sizes = shape_args(experts.shape);
         let args = (&experts.dev_comm, self.memory(), &self.results, sizes, results, steps);
         let config = experts.config(experts.expected_tokens(), MANY_THREADS);
         // SAFETY: `ExpertParallel` has checked that the rows are there, and orders the launches.

@@ -2,7 +2,7 @@
 
 use super::{FusedGemm, Fusion, Operands, Output};
 use crate::GemmPlan;
-use crate::agree::{all_can, is_same};
+use crate::agree::all_can;
 use crate::gemm::Added;
 use crate::prelude::*;
 use crate::timing::{fastest, slowest};
@@ -73,9 +73,6 @@ impl<F: Fusion> FusedGemm<F> {
                 false => call.option("shape", format!("{shape:?}")),
             };
             let ((operands, plans, expected), _) = call.agree(own)?;
-            if plans.contains(&F::UNFUSED) {
-                base.prepare_unfused()?;
-            }
             // This allocates the workspaces, before any rank can have an error of its own.
             plans.iter().try_for_each(|plan| self.set_plan(Some(*plan)))?;
             self.time(&operands, &plans, expected)

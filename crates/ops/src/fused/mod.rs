@@ -1,22 +1,16 @@
 //! A product with a collective, as one operation: how all of these choose a plan, prepare it and
-//! launch it.
-//!
-//! A shape is validated where it enters an operation, and is an [`Extents`] from there on.
-//! [`FusedGemm::decide`] makes the decision that both `explain` and a launch use: the plan that was
-//! set, the one that was measured, the one that this machine measured before, or the one of
-//! [`Fusion::choose`]. Decisions are kept. A plan is a [`Strategy`], or the product and the
-//! collective one after the other, [`Unfused`].
+//! launch it. Both `explain` and a launch use the decision of [`FusedGemm::decide`], which is kept:
+//! a plan that was set or measured, or that of [`Fusion::choose`]. A plan is a [`Strategy`], or the
+//! product and the collective one after the other, [`Unfused`].
 
 mod measure;
 mod wide;
 
-use std::cell::OnceCell;
 use std::fmt::{self, Debug, Display};
 use std::str::FromStr;
 use std::sync::Arc;
 
 pub(crate) use self::wide::ExchangeKernels;
-use crate::agree::is_single_lsa_team;
 use crate::collectives::HOPPER;
 use crate::decisions::Decisions;
 use crate::gemm::{Added, Matrices};
@@ -133,16 +127,14 @@ pub(crate) fn check_most<F: Fusion>(
     [first, second]: [usize; 2],
 ) -> Result<usize> {
     require_context("the stream", stream.context(), comm.context())?;
-    match first.checked_mul(second) {
-        Some(0) | None => {
-            let [of_first, of_second] = F::MOST;
-            let what = if first == 0 || second == 0 { "no" } else { "too many" };
-            refuse(format!(
-                "a matrix of {of_first} = {first} by {of_second} = {second} has {what} elements"
-            ))
-        }
-        Some(elements) => Ok(elements),
-    }
+    let elements = first.checked_mul(second).unwrap_or(0);
+    let what = if first == 0 || second == 0 { "no" } else { "too many" };
+    let [of_first, of_second] = F::MOST;
+    refuse_if!(
+        elements == 0,
+        "a matrix of {of_first} = {first} by {of_second} = {second} has {what} elements"
+    );
+    Ok(elements)
 }
 
 /// Returns whether this rank's GPU has the kernels that exchange rounded products.
@@ -169,6 +161,7 @@ pub trait Strategy<F: Fusion> {
     /// Loads the kernels and allocates their memory, the first time. *Collective*.
     fn prepare(&self, base: &Base<F>, plan: F::Plan) -> Result<()>;
 
+    /// Enqueues a product.
     ///
     /// # Safety
     ///
@@ -354,10 +347,8 @@ impl<F: Fusion> FusedGemm<F> {
         if base.measures_first && !operands.has_epilogue {
             self.measure_first(operands)?;
         }
-        let plan = match operands.has_epilogue {
-            false => self.decide(operands.extents).plan,
-            true => F::UNFUSED,
-        };
+        let decide = || self.decide(operands.extents).plan;
+        let plan = if operands.has_epilogue { F::UNFUSED } else { decide() };
         let strategy = self.fusion.strategy(plan);
         refuse_if!(
             strategy.is_some() && !operands.matrices.are_aligned(),

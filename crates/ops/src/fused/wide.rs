@@ -4,7 +4,6 @@ use devcomm_kernels::gemm::gemm_wgmma::CLUSTER;
 
 use super::{Base, Fusion};
 use crate::gemm::wide_grid;
-use crate::lamport::LamportMemory;
 use crate::prelude::*;
 
 /// Kernels whose tiles are messages, and the memory of these.

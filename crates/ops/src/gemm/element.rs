@@ -1,26 +1,7 @@
-//! The element types of products, and their kernels.
-
-use devcomm_host::TensorMap;
-use devcomm_kernels::gemm::groups::GroupsArgs;
-use devcomm_types::F8E5M2;
-use half::f16;
+//! The element types of products.
 
 use super::launches::Matrices;
-use super::product::EpilogueArgs;
 use crate::prelude::*;
-
-/// The arguments of `gemm_wgmma`: maps of A, B and C, C's address if its map is not used, the
-/// shape, and whether A and B are transposed.
-pub type WideArgs = (TensorMap, TensorMap, TensorMap, u64, u32, u32, u32, bool, bool, EpilogueArgs);
-/// The arguments of `gemm_mma`: the addresses of A, B and C, and the rest of [`WideArgs`].
-pub type PortableArgs = (u64, u64, u64, u32, u32, u32, bool, bool, EpilogueArgs);
-/// The arguments of `gemm_blocks`: those of [`WideArgs`], but for A and B addresses of scales.
-pub type BlocksArgs = (TensorMap, TensorMap, TensorMap, u64, u32, u32, u32, u64, u64, EpilogueArgs);
-/// The arguments of `gemm_grouped`: maps of A, B and C, C's address, the groups, and the shape.
-pub type GroupedArgs = (TensorMap, TensorMap, TensorMap, u64, Groups, u32, u32, u32, EpilogueArgs);
-/// The arguments of `gemm_grouped_mma`: the addresses of A, B and C, the groups, and the shape.
-pub type GroupedPortableArgs = (u64, u64, u64, Groups, u32, u32, u32, EpilogueArgs);
-type Groups = GroupsArgs<u32, u64, u64>;
 
 /// A sealed trait: launches rely on each type having the kernels of its elements.
 pub trait Sealed {}
@@ -35,20 +16,10 @@ pub trait GemmElement: Element + Sealed {
 }
 
 /// An element type of C, for A and B of `T`: [`GemmElement::Output`] or `f32`.
-pub trait GemmOutput<T>: Element + Sealed {
-    #[doc(hidden)]
-    type Wide: LaunchWith<WideArgs>;
-    #[doc(hidden)]
-    type Portable: LaunchWith<PortableArgs>;
-    #[doc(hidden)]
-    const HAS_PORTABLE: bool;
-}
+pub trait GemmOutput<T>: Element + Sealed {}
 
 /// An element type of A and B whose matrices have scales: `F8E4M3` or `F8E5M2`.
-pub trait ScaledElement: GemmElement {
-    #[doc(hidden)]
-    type Blocks: LaunchWith<BlocksArgs>;
-}
+pub trait ScaledElement: GemmElement {}
 
 /// An element type of 16 bits, whose A and B may be stored transposed or have groups of rows:
 /// `bf16` or `f16`. Hopper's tensor cores take 8-bit floats only with the terms of a sum side by
@@ -57,61 +28,40 @@ pub trait ScaledElement: GemmElement {
     message = "products of `{Self}` have no transposed A or B, and no groups",
     note = "tensor cores transpose 16-bit floats only: store A as `m x k` and B as `n x k`"
 )]
-pub trait HalfElement: GemmElement {
-    #[doc(hidden)]
-    type Grouped: LaunchWith<GroupedArgs>;
-    #[doc(hidden)]
-    type GroupedPortable: LaunchWith<GroupedPortableArgs>;
-}
+pub trait HalfElement: GemmElement {}
 
-impl HalfElement for bf16 {
-    type Grouped = kernels::gemm_grouped<Self>;
-    type GroupedPortable = kernels::gemm_grouped_mma<Self>;
-}
-
-impl HalfElement for f16 {
-    type Grouped = kernels::gemm_grouped<Self>;
-    type GroupedPortable = kernels::gemm_grouped_mma<Self>;
-}
-
-impl ScaledElement for F8E4M3 {
-    type Blocks = kernels::gemm_blocks<Self>;
-}
-
-impl ScaledElement for F8E5M2 {
-    type Blocks = kernels::gemm_blocks<Self>;
-}
-
-/// Implements the traits for types of A and B. Each has a type of C, and a type of the portable
-/// kernel with whether that kernel is for it: 8-bit floats have none.
+/// Implements the traits for types of A and B, each with a type of C.
 macro_rules! elements {
-    ($($type:ident in $output:ident, $portable:ident $has_portable:literal;)*) => { $(
+    ($($kind:ident: $type:ident in $output:ident;)*) => { $(
         impl Sealed for $type {}
 
         impl GemmElement for $type {
             type Output = $output;
         }
 
-        impl GemmOutput<$type> for $output {
-            type Wide = kernels::gemm_wgmma<$type>;
-            type Portable = kernels::gemm_mma<$portable>;
-            const HAS_PORTABLE: bool = $has_portable;
-        }
+        impl GemmOutput<$type> for $output {}
 
-        impl GemmOutput<$type> for f32 {
-            type Wide = kernels::gemm_wgmma_f32<$type>;
-            type Portable = kernels::gemm_mma_f32<$portable>;
-            const HAS_PORTABLE: bool = $has_portable;
-        }
+        impl GemmOutput<$type> for f32 {}
+
+        impl $kind for $type {}
     )* };
 }
 
 elements! {
-    bf16 in bf16, bf16 true;
-    f16 in f16, f16 true;
-    F8E4M3 in bf16, bf16 false;
-    F8E5M2 in bf16, bf16 false;
+    HalfElement: bf16 in bf16;
+    HalfElement: f16 in f16;
+    ScaledElement: F8E4M3 in bf16;
+    ScaledElement: F8E5M2 in bf16;
 }
+
+/// Evaluates an expression in which `$half` is a [`HalfElement`] of this type of data.
+macro_rules! of_halves {
+    ($data_type:expr, $half:ident => $then:expr) => {
+        with_type!($data_type, $half => $then; { DataType::Float16 => f16, _ => bf16 })
+    };
+}
+
+pub(super) use of_halves;
 
 /// Refuses a product of 8-bit floats, and says what their kernels need.
 pub(super) fn no_kernel<T: Element>(Matrices { shape: [.., k], .. }: Matrices) -> Result<()> {
@@ -122,38 +72,5 @@ pub(super) fn no_kernel<T: Element>(Matrices { shape: [.., k], .. }: Matrices) -
     ))
 }
 
-/// Products that do not compile: with a type of C that has no kernel, with scales of 16-bit floats,
-/// and of transposed 8-bit floats.
-///
-/// ```compile_fail,E0271
-/// # use devcomm::{DeviceSlice, F8E4M3, Gemm};
-/// fn product(gemm: &Gemm, a: &DeviceSlice<F8E4M3>, c: &DeviceSlice<f32>) {
-///     gemm.launch(a, a, c, [1, 1, 16]).unwrap();
-/// }
-/// ```
-///
-/// ```compile_fail,E0277
-/// # use devcomm::{DeviceSlice, F8E4M3, Gemm};
-/// # use half::f16;
-/// fn product(gemm: &Gemm, a: &DeviceSlice<F8E4M3>, c: &DeviceSlice<f16>) {
-///     gemm.product([1, 1, 16]).launch(a, a, c).unwrap();
-/// }
-/// ```
-///
-/// ```compile_fail,E0277
-/// # use devcomm::{DeviceSlice, Gemm};
-/// # use half::bf16;
-/// fn product(gemm: &Gemm, a: &DeviceSlice<bf16>, scale: &DeviceSlice<f32>) {
-///     gemm.product([1, 1, 8]).scales([scale; 2]).launch(a, a, a).unwrap();
-/// }
-/// ```
-///
-/// ```compile_fail,E0277
-/// # use devcomm::{DeviceSlice, F8E4M3, Gemm};
-/// # use half::bf16;
-/// fn product(gemm: &Gemm, a: &DeviceSlice<F8E4M3>, c: &DeviceSlice<bf16>) {
-///     gemm.product([16; 3]).transposed_a().launch(a, a, c).unwrap();
-/// }
-/// ```
 #[cfg(doctest)]
-mod refusals {}
+mod tests;

@@ -4,8 +4,8 @@ use devcomm_kernels::gemm::groups::GroupsArgs;
 use devcomm_kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide};
 
 use super::GemmPlan;
-use super::element::HalfElement;
-use super::launches::{Matrices, wide_maps_of_groups};
+use super::element::{HalfElement, of_halves};
+use super::launches::{Matrices, wide_maps};
 use super::product::{Activation, Added};
 use crate::prelude::*;
 
@@ -70,8 +70,7 @@ impl GroupedGemm {
     /// [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) on a GPU before Ampere;
     /// those of loading kernels.
     pub fn new(stream: &Stream) -> Result<Self> {
-        let set = KERNELS.only(FILES);
-        let compiled = Kernels::load(stream.context(), &set)?;
+        let compiled = Kernels::load(stream.context(), &KERNELS.only(FILES))?;
         let is_hopper = compiled.info::<kernels::gemm_grouped<bf16>>().is_ok();
         if !is_hopper {
             compiled.info::<kernels::gemm_grouped_mma<bf16>>()?;
@@ -123,9 +122,10 @@ impl GroupedGemm {
         let (extents, context) = (Extents::new(shape)?, self.stream.context());
         let slices = (&a.device_slice(), &b.device_slice(), &c.device_slice());
         let (rows, added) = ([m, of_b, m], Added { activation, ..Added::NOTHING });
-        let matrices = Matrices::checked(context, extents, slices, rows, &added)?;
+        let mut matrices = Matrices::checked(context, extents, slices, rows, &added)?;
+        matrices.groups = count as u32;
         let groups = GroupsArgs {
-            count: count as u32,
+            count: matrices.groups,
             offsets: address(context, "the groups' offsets", &groups.offsets, count, 1)?,
             sizes: address(context, "the groups' sizes", &groups.sizes, count, 1)?,
         };
@@ -133,24 +133,22 @@ impl GroupedGemm {
         let ([m, n, k], count, target) = (shape, groups.count, self.compiled.on(&self.stream));
         // SAFETY: `address` has checked that the buffers have the elements; memory that is dropped
         // is freed after the work of the streams, and after the graphs.
-        unsafe {
+        of_halves!(T::DATA_TYPE, Half => unsafe {
             if matrices.are_aligned() && self.plan_of(extents) == GemmPlan::Wide {
+                type Kernel = kernels::gemm_grouped<Half>;
                 const TILE: [u32; 3] = [wide::CLUSTER, wide::CLUSTER * wide::TILE_M, wide::TILE_N];
                 let block = [wide::THREADS, wide::SHARED];
-                let config = self.config::<T::Grouped>(block, TILE, count, shape)?.with_dependent();
-                let ([a, b, map], _) =
-                    wide_maps_of_groups::<T, T::Output>(&self.stream, matrices, count)?;
-                return T::Grouped::launch(
-                    (a, b, map, c, groups, m, n, k, epilogue),
-                    config,
-                    &target,
-                );
+                let config = self.config::<Kernel>(block, TILE, count, shape)?.with_dependent();
+                let ([a, b, map], _) = wide_maps::<T, T::Output>(&self.stream, matrices)?;
+                let args = (a, b, map, c, groups, m, n, k, epilogue);
+                return Kernel::launch(args, config, &target);
             }
+            type Kernel = kernels::gemm_grouped_mma<Half>;
             const TILE: [u32; 3] = [1, portable::TILE, portable::TILE];
             let block = [portable::THREADS, portable::SHARED];
-            let config = self.config::<T::GroupedPortable>(block, TILE, count, shape)?;
-            T::GroupedPortable::launch((a, b, c, groups, m, n, k, epilogue), config, &target)
-        }
+            let config = self.config::<Kernel>(block, TILE, count, shape)?;
+            Kernel::launch((a, b, c, groups, m, n, k, epilogue), config, &target)
+        })
     }
 
     /// Returns the shape of a launch of `K`, in clusters of `cluster` blocks, each of which

@@ -1,24 +1,25 @@
 //! The launches of the kernels of products.
 
-use devcomm_host::{DataType, TensorMap, TensorMapDesc};
+use devcomm_host::TensorMapDesc;
 use devcomm_kernels::gemm::gemm_swapped::{self as swapped, Cluster, Division, Shape};
 use devcomm_kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide, slices};
-use half::f16;
 
-use super::element::{GemmElement, GemmOutput, ScaledElement, no_kernel};
+use super::element::{GemmElement, GemmOutput, no_kernel, of_halves};
 use super::model::ResidentClusters;
 use super::plan::{GemmPlan, Tiling};
 use super::product::{Added, EpilogueArgs};
 use super::{Gemm, SliceMemory};
 use crate::prelude::*;
 
-/// A launch's matrices, as their addresses, and its epilogue. A and B may be stored transposed.
+/// A launch's matrices, as their addresses, and its epilogue. A and B may be stored transposed;
+/// `groups` of rows have a B each.
 #[derive(Clone, Copy)]
 pub struct Matrices {
     pub(crate) a: u64,
     pub(crate) b: u64,
     pub(crate) c: u64,
     pub(crate) shape: [u32; 3],
+    pub(crate) groups: u32,
     pub(crate) transposed: [bool; 2],
     pub(crate) epilogue: EpilogueArgs,
 }
@@ -39,6 +40,7 @@ impl Matrices {
             b: address(context, "B", b, rows_of_b, k)?,
             c: address(context, "C", c, rows_of_c, n)?,
             shape: extents.array(),
+            groups: 1,
             transposed: [false; 2],
             epilogue: added.args(context, [rows_of_c, n])?,
         })
@@ -69,14 +71,10 @@ pub(super) enum Prepared {
 /// The number of slices, and the addresses of their memory.
 type SlicesArgs = slices::SlicesArgs<u32, u64, u64>;
 
-pub(crate) type DivisionArgs = swapped::DivisionArgs<u32, u32, u32, u32, u32, bool, bool>;
-
 /// A launch of `gemm_swapped` or `gemm_unswapped`.
 #[derive(Clone, Copy)]
 pub(super) struct Tiled {
     config: LaunchConfig,
-    /// Whether it is by `gemm_swapped`.
-    is_swapped: bool,
     division: Division,
     slices: u32,
     launch: LaunchTiled,
@@ -104,81 +102,78 @@ impl Gemm {
         let kernel = tile_kernels.kernels.iter().find(|kernel| kernel.key == T::DATA_TYPE);
         let Some(kernel) = kernel else { return Ok(None) };
         let resident = (kernel.resident)(compiled, context, cluster.blocks())?;
-        Ok(tile_kernels.divide(shape, cluster, slices, resident).map(|(division, config)| {
-            let is_swapped = matches!(plan, GemmPlan::Swapped(_));
-            Prepared::Tiled(Tiled { config, is_swapped, division, slices, launch: kernel.launch })
-        }))
+        let divided = (tile_kernels.divide)(shape, cluster, slices, resident);
+        let launch = kernel.launch;
+        Ok(divided
+            .map(|(division, config)| Prepared::Tiled(Tiled { config, division, slices, launch })))
     }
 
-    /// Enqueues a product by what was prepared, or by the portable kernel.
+    /// Enqueues a product, after the previous one of this object.
     ///
     /// # Safety
     ///
-    /// The matrices have the elements of the shape that was prepared, and stay allocated until the
-    /// product has ended. No other product uses the memory of the slices at the same time.
-    pub(super) unsafe fn launch_prepared<T: GemmElement, O: GemmOutput<T>>(
+    /// The matrices have the elements of the shape; all memory stays allocated until the product
+    /// has ended.
+    pub(crate) unsafe fn enqueue<T: GemmElement, O: GemmOutput<T>>(
         &self,
-        prepared: Option<Prepared>,
+        extents: Extents,
         matrices: Matrices,
     ) -> Result<()> {
-        // SAFETY: the caller passes matrices of the prepared shape that outlive the product, and
-        // lets no other product use the memory of the slices.
+        let Matrices { a, b, c, shape: [m, n, k], transposed, epilogue, .. } = matrices;
+        let prepare = || self.prepare::<T, O>(extents, transposed);
+        let prepared = if matrices.are_aligned() { prepare()?.1 } else { None };
+        let _turn = self.order.begin(&self.stream)?;
+        let ([ta, tb], target) = (transposed, self.compiled.on(&self.stream));
+        // SAFETY: the caller passes matrices of the prepared shape that outlive the product.
+        // `_turn` orders the products, which use the memory of the slices.
         unsafe {
             match prepared {
-                None => self.launch_portable::<T, O>(matrices),
+                Some(Prepared::Tiled(tiled)) => (tiled.launch)(self, matrices, &tiled),
                 Some(Prepared::Wide(config)) => {
                     let ([a, b, c], unaligned) = wide_maps::<T, O>(&self.stream, matrices)?;
-                    let Matrices { shape: [m, n, k], transposed: [ta, tb], epilogue, .. } =
-                        matrices;
                     let args = (a, b, c, unaligned, m, n, k, ta, tb, epilogue);
-                    O::Wide::launch(args, config, &self.compiled.on(&self.stream))
+                    with_type!(T::DATA_TYPE, E => match O::DATA_TYPE {
+                        DataType::Float32 => {
+                            kernels::gemm_wgmma_f32::<E>::launch(args, config, &target)
+                        }
+                        _ => kernels::gemm_wgmma::<E>::launch(args, config, &target),
+                    }; {
+                        DataType::Bfloat16 => bf16, DataType::Float16 => f16,
+                        DataType::Float8e4m3 => F8E4M3, _ => F8E5M2
+                    })
                 }
-                Some(Prepared::Tiled(mut tiled)) => {
-                    // The A of `gemm_unswapped`'s tiles is B.
-                    match tiled.is_swapped {
-                        true => tiled.division.constant_b = self.constant_b,
-                        false => tiled.division.constant_a = self.constant_b,
-                    }
-                    (tiled.launch)(self, matrices, &tiled)
+                None if size_of::<T>() == 1 => no_kernel::<T>(matrices),
+                None => {
+                    let (args, config) =
+                        ((a, b, c, m, n, k, ta, tb, epilogue), portable_config(m, n)?);
+                    of_halves!(T::DATA_TYPE, Half => match O::DATA_TYPE {
+                        DataType::Float32 => {
+                            kernels::gemm_mma_f32::<Half>::launch(args, config, &target)
+                        }
+                        _ => kernels::gemm_mma::<Half>::launch(args, config, &target),
+                    })
                 }
             }
         }
     }
 
-    /// Enqueues a product by the portable kernel: a block computes a tile of C.
-    ///
-    /// # Safety
-    ///
-    /// The matrices have the elements of the shape, and stay allocated until the product has ended.
-    unsafe fn launch_portable<T: GemmElement, O: GemmOutput<T>>(
-        &self,
-        matrices: Matrices,
-    ) -> Result<()> {
-        let Matrices { a, b, c, shape: [m, n, k], transposed: [ta, tb], epilogue } = matrices;
-        if !O::HAS_PORTABLE {
-            return no_kernel::<T>(matrices);
-        }
-        let tiles = u64::from(m.div_ceil(portable::TILE)) * u64::from(n.div_ceil(portable::TILE));
-        // CUDA's limit for a grid.
-        let Some(tiles) = u32::try_from(tiles).ok().filter(|tiles| *tiles <= i32::MAX as u32)
-        else {
-            return refuse(format!("a product of {m} x {n} elements is too large"));
-        };
-        let config =
-            LaunchConfig::new(tiles, portable::THREADS).with_dynamic_shared(portable::SHARED);
-        let args = (a, b, c, m, n, k, ta, tb, epilogue);
-        // SAFETY: the caller passes matrices of the shape that outlive the product.
-        unsafe { O::Portable::launch(args, config, &self.compiled.on(&self.stream)) }
-    }
-
     /// Returns the argument of a product of this number of slices. On Hopper, where products have
     /// slices, there is memory.
     fn slices_args(&self, count: u32) -> SlicesArgs {
+        let slices = self.slices.as_ref();
         let addresses =
-            |SliceMemory { sums, arrived }: &_| [sums.device_address(), arrived.device_address()];
-        let [sums, arrived] = self.slices.as_ref().map_or([0; 2], addresses);
+            |(sums, arrived): &SliceMemory| [sums.device_address(), arrived.device_address()];
+        let [sums, arrived] = slices.map_or([0; 2], addresses);
         SlicesArgs { count, sums, arrived }
     }
+}
+
+/// Returns the shape of a launch of `gemm_mma`, of which a block computes a tile of C.
+fn portable_config(m: u32, n: u32) -> Result<LaunchConfig> {
+    let tiles = u64::from(m.div_ceil(portable::TILE)) * u64::from(n.div_ceil(portable::TILE));
+    // CUDA's limit for a grid.
+    refuse_if!(tiles > i32::MAX as u64, "a product of {m} x {n} elements is too large");
+    Ok(LaunchConfig::new(tiles as u32, portable::THREADS).with_dynamic_shared(portable::SHARED))
 }
 
 /// Returns the shape of launches of `gemm_wgmma` and `gemm_blocks`, with at most the blocks that
@@ -220,7 +215,7 @@ pub(super) fn slice_memory(compiled: &Kernels, context: &Context) -> Result<Slic
     let largest = tiles.map(|(rows, columns)| (rows * columns) as usize).max().unwrap_or(1);
     // An allocation is not empty, also on a GPU without room, which has no plan with slices.
     let blocks = room(compiled, context)?.0[0].max(1) as usize;
-    Ok(SliceMemory { sums: context.alloc(blocks * largest)?, arrived: context.alloc(blocks)? })
+    Ok((context.alloc(blocks * largest)?, context.alloc(blocks)?))
 }
 
 /// Returns how many clusters of `blocks` blocks are resident if a block has all the dynamic shared
@@ -239,16 +234,7 @@ pub(crate) fn resident<S: Shape, K: Kernel>(
 /// aligned: then A's map is in place of C's, which is not used.
 pub(crate) fn wide_maps<T: GemmElement, O: GemmOutput<T>>(
     stream: &Stream,
-    matrices: Matrices,
-) -> Result<([TensorMap; 3], u64)> {
-    wide_maps_of_groups::<T, O>(stream, matrices, 1)
-}
-
-/// Returns what [`wide_maps`] does, with a B for each group.
-pub(super) fn wide_maps_of_groups<T: GemmElement, O: GemmOutput<T>>(
-    stream: &Stream,
-    Matrices { a, b, c, shape: [m, n, k], transposed, .. }: Matrices,
-    groups: u32,
+    Matrices { a, b, c, shape: [m, n, k], groups, transposed, .. }: Matrices,
 ) -> Result<([TensorMap; 3], u64)> {
     let factor = |address, rows, tile_rows, transposed| match transposed {
         false => map::<T>(stream, address, [rows, k, tile_rows]),
@@ -269,8 +255,8 @@ pub(crate) struct TileKernels<K: 'static, L: 'static> {
     pub(crate) tile: (u32, u32),
     /// [`Shape::DEPTH`].
     pub(super) depth: u32,
-    threads: u32,
-    divide: Divide,
+    /// [`divide`] for these tiles.
+    pub(crate) divide: Divide,
     pub(crate) kernels: &'static [TileKernel<K, L>],
 }
 
@@ -283,32 +269,29 @@ pub(crate) struct TileKernel<K, L> {
     pub(crate) launch: L,
 }
 
-/// The type of [`Division::of`].
-type Divide = fn([u32; 3], Cluster, u32, u32, u32) -> Option<(Division, u32, u32)>;
+type Divide = fn([u32; 3], Cluster, u32, [u32; 2]) -> Option<(Division, LaunchConfig)>;
 
 impl<K, L> TileKernels<K, L> {
     pub(crate) const fn new<S: Shape>(kernels: &'static [TileKernel<K, L>]) -> Self {
-        let (tile, divide) = ((S::M, S::N), Division::of::<S>);
-        Self { tile, depth: S::DEPTH, threads: S::THREADS, divide, kernels }
+        Self { tile: (S::M, S::N), depth: S::DEPTH, divide: divide::<S>, kernels }
     }
+}
 
-    /// Returns how a product is divided among the clusters that are resident with this shared
-    /// memory, and the shape of its launch; `None` if they cannot do it.
-    pub(crate) fn divide(
-        &self,
-        shape: [u32; 3],
-        cluster: Cluster,
-        slices: u32,
-        [clusters, shared]: [u32; 2],
-    ) -> Option<(Division, LaunchConfig)> {
-        let blocks = cluster.blocks();
-        let (division, clusters, shared) = (self.divide)(shape, cluster, slices, clusters, shared)?;
-        let config = LaunchConfig::new(clusters * blocks, self.threads)
-            .with_dynamic_shared(shared)
-            .with_cluster(blocks)
-            .with_dependent();
-        Some((division, config))
-    }
+/// Returns how a product is divided among the clusters that are resident with this shared memory,
+/// and the shape of its launch; `None` if they cannot do it.
+fn divide<S: Shape>(
+    shape: [u32; 3],
+    cluster: Cluster,
+    slices: u32,
+    [clusters, shared]: [u32; 2],
+) -> Option<(Division, LaunchConfig)> {
+    let blocks = cluster.blocks();
+    let (division, clusters, shared) = Division::of::<S>(shape, cluster, slices, clusters, shared)?;
+    let config = LaunchConfig::new(clusters * blocks, S::THREADS)
+        .with_dynamic_shared(shared)
+        .with_cluster(blocks)
+        .with_dependent();
+    Some((division, config))
 }
 
 /// The kernels of a `Gemm` for a size of tiles, one for each type of A, B and C.
@@ -326,65 +309,62 @@ pub(super) fn kernels_of(plan: GemmPlan, tile: (u32, u32)) -> Option<&'static Ge
     by_tile.iter().find(|kernels| kernels.tile == tile)
 }
 
+/// Defines the kernels for tiles of these shapes, by a kernel with its maps, which factor of its
+/// tiles is B, and the argument of slices if it has one. The A of `gemm_unswapped`'s tiles is B.
 macro_rules! tile_kernels {
-    ($by_tile:ident, $kernel:ident $types:tt, $maps:ident, $is_sliced:tt: $($shape:ident)*) => {
+    ($by_tile:ident $kernel:tt: $($shape:ident)*) => {
         static $by_tile: [GemmKernels; [$(stringify!($shape)),*].len()] = [$({
             type Tile = swapped::$shape;
-            TileKernels::new::<Tile>(tile_kernels!(@of_types $kernel $types, $maps, $is_sliced))
+            TileKernels::new::<Tile>(&[
+                tile_kernels!(@kernel bf16 $kernel),
+                tile_kernels!(@kernel f16 $kernel),
+            ])
         }),*];
     };
-    (@of_types $kernel:ident [$($type:ident),*], $maps:ident, $is_sliced:tt) => {
-        &[$({
-            type Kernel = kernels::$kernel<$type, Tile>;
+    (@kernel $type:ident ($kernel:ident, $maps:ident, $constant:ident $(, $slices:ident)?)) => {{
+        type Kernel = kernels::$kernel<$type, Tile>;
 
-            unsafe fn launch(gemm: &Gemm, matrices: Matrices, tiled: &Tiled) -> Result<()> {
-                let Matrices { shape: [m, n, k], epilogue, .. } = matrices;
-                let (a, b, c) = $maps::<$type, Tile>(&gemm.stream, matrices, tiled.division)?;
-                let division = division_args(tiled.division);
-                let slices = gemm.slices_args(tiled.slices);
-                let product = tile_kernels!(
-                    @args $is_sliced, Kernel, [a, b, c, m, n, k, division], slices, epilogue
-                );
-                // SAFETY: the caller passes matrices of the prepared shape that outlive the
-                // product.
-                unsafe { product.config(tiled.config).launch(&gemm.compiled.on(&gemm.stream)) }
-            }
+        unsafe fn launch(gemm: &Gemm, matrices: Matrices, tiled: &Tiled) -> Result<()> {
+            let Matrices { shape: [m, n, k], epilogue, .. } = matrices;
+            let (a, b, c) = $maps::<$type, Tile>(&gemm.stream, matrices, tiled.division)?;
+            let division = Division { $constant: gemm.constant_b, ..tiled.division };
+            let division = division_args(division);
+            let product = Kernel::args(
+                a, b, c, m, n, k, division, $(gemm.$slices(tiled.slices),)? epilogue,
+            );
+            // SAFETY: the caller passes matrices of the prepared shape that outlive the product.
+            unsafe { product.config(tiled.config).launch(&gemm.compiled.on(&gemm.stream)) }
+        }
 
-            TileKernel { key: $type::DATA_TYPE, resident: resident::<Tile, Kernel>, launch }
-        }),*]
-    };
-    (@args true, $kernel:ty, [$($arg:expr),*], $slices:ident, $epilogue:ident) => {
-        <$kernel>::args($($arg,)* $slices, $epilogue)
-    };
-    (@args false, $kernel:ty, [$($arg:expr),*], $slices:ident, $epilogue:ident) => {{
-        let _ = $slices;
-        <$kernel>::args($($arg,)* $epilogue)
+        TileKernel { key: $type::DATA_TYPE, resident: resident::<Tile, Kernel>, launch }
     }};
 }
 
 tile_kernels! {
-    SWAPPED, gemm_swapped [bf16, f16], swapped_maps, false:
+    SWAPPED (gemm_swapped, swapped_maps, constant_b):
     M8N64 M16N64 M32N64 M64N64 M96N64 M112N64 M128N64 M256N64 M8N128 M16N128 M32N128 M48N128
     M64N128 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128 M176N128 M192N128 M208N128
     M224N128 M256N128
 }
 
 tile_kernels! {
-    SWAPPED_SLICED, gemm_swapped_sliced [bf16, f16], swapped_maps, true:
+    SWAPPED_SLICED (gemm_swapped_sliced, swapped_maps, constant_b, slices_args):
     M96N64 M112N64 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128
 }
 
 tile_kernels! {
-    UNSWAPPED, gemm_unswapped [bf16, f16], unswapped_maps, false:
+    UNSWAPPED (gemm_unswapped, unswapped_maps, constant_a):
     M96N64 M112N64 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128 M176N128 M192N128 M208N128
     M224N128 M256N128
 }
 
 tile_kernels! {
-    UNSWAPPED_SLICED, gemm_unswapped_sliced [bf16, f16], unswapped_maps, true:
+    UNSWAPPED_SLICED (gemm_unswapped_sliced, unswapped_maps, constant_a, slices_args):
     M96N64 M112N64 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128 M176N128 M192N128 M208N128
     M224N128
 }
+
+type DivisionArgs = swapped::DivisionArgs<u32, u32, u32, u32, u32, bool, bool>;
 
 pub(crate) fn division_args(division: Division) -> DivisionArgs {
     let Division { across, down, stages, whole, sums, constant_a, constant_b } = division;
@@ -420,7 +400,7 @@ fn unswapped_maps<T: Element, S: Shape>(
 /// # Safety
 ///
 /// All matrices have the elements of the shape, and stay allocated until the product has ended.
-pub(super) unsafe fn launch_blocks<T: ScaledElement>(
+pub(super) unsafe fn launch_blocks<T: GemmElement>(
     Gemm { compiled, stream, hopper, .. }: &Gemm,
     matrices: Matrices,
     [scales_a, scales_b]: [u64; 2],
@@ -432,5 +412,7 @@ pub(super) unsafe fn launch_blocks<T: ScaledElement>(
     let ([a, b, c], unaligned) = wide_maps::<T, T::Output>(stream, matrices)?;
     let args = (a, b, c, unaligned, m, n, k, scales_a, scales_b, epilogue);
     // SAFETY: the caller passes matrices and scales of the shape that outlive the product.
-    unsafe { T::Blocks::launch(args, config, &compiled.on(stream)) }
+    with_type!(T::DATA_TYPE, Scaled => unsafe {
+        kernels::gemm_blocks::<Scaled>::launch(args, config, &compiled.on(stream))
+    }; { DataType::Float8e4m3 => F8E4M3, _ => F8E5M2 })
 }

@@ -102,7 +102,7 @@ fn steps(plan: GemmPlan, tiling: Tiling, shape: [u32; 3], room: ResidentClusters
     let Tiling { rows, columns, cluster, slices } = tiling;
     let tile_kernels = kernels_of(plan, (rows, columns))?;
     let clusters = room.clusters(cluster.blocks()) as u32;
-    let (division, _) = tile_kernels.divide(shape, cluster, slices, [clusters, SHARED])?;
+    let (division, _) = (tile_kernels.divide)(shape, cluster, slices, [clusters, SHARED])?;
     Some(division.stages * tile_kernels.depth)
 }
 

@@ -48,11 +48,6 @@ impl Tiling {
 }
 
 impl GemmPlan {
-    /// Returns whether A and B may be stored transposed.
-    pub(super) fn transposes(self) -> bool {
-        matches!(self, Self::Portable | Self::Wide)
-    }
-
     /// Returns the tiling and the shape of the product that [`gemm_swapped`]'s tiles compute: for
     /// an unswapped plan the transposed ones.
     pub(super) fn swapped(self, [m, n, k]: [u32; 3]) -> Option<(Tiling, [u32; 3])> {

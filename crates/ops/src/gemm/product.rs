@@ -24,13 +24,11 @@ pub struct Product<'g, T, O, G = Gemm> {
     pub(crate) shape: [usize; 3],
     transposed: [bool; 2],
     scales: Option<[DeviceSlice<f32>; 2]>,
-    /// Matrices of scales, and the launch of the kernel that takes them.
-    block_scales: Option<([DeviceSlice<f32>; 2], LaunchBlocks)>,
+    /// Matrices of scales, of 8-bit floats only.
+    block_scales: Option<[DeviceSlice<f32>; 2]>,
     pub(crate) added: Added<O>,
     factors: PhantomData<T>,
 }
-
-type LaunchBlocks = unsafe fn(&Gemm, Matrices, [u64; 2]) -> Result<()>;
 
 impl Gemm {
     /// Returns a product of `[m, n, k]`: that of [`launch`](Self::launch), until more is added.
@@ -84,8 +82,7 @@ impl<T: ScaledElement> Product<'_, T, T::Output> {
         SA: Buffer<Element = f32>,
         SB: Buffer<Element = f32>,
     {
-        let scales = [a.device_slice(), b.device_slice()];
-        self.block_scales = Some((scales, launch_blocks::<T>));
+        self.block_scales = Some([a.device_slice(), b.device_slice()]);
         self
     }
 }
@@ -158,20 +155,20 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         let mut matrices = Matrices::checked(context, extents, slices, rows, &self.added)?;
         matrices.transposed = self.transposed();
         if let Some([a, b]) = &self.scales {
-            matrices.epilogue.scale_a = self.address("the scale of A", a, 1, 1)?;
-            matrices.epilogue.scale_b = self.address("the scale of B", b, 1, 1)?;
+            matrices.epilogue.scale_a = address(context, "the scale of A", a, 1, 1)?;
+            matrices.epilogue.scale_b = address(context, "the scale of B", b, 1, 1)?;
         }
         // SAFETY: `checked` and `address` have checked the buffers' lengths; memory that is dropped
         // is freed after the work of the streams, and after the graphs.
         unsafe {
-            let Some(([scales_a, scales_b], launch)) = &self.block_scales else {
+            let Some([scales_a, scales_b]) = &self.block_scales else {
                 return gemm.enqueue::<T, O>(extents, matrices);
             };
             let [n, k] = [n, k].map(|extent| extent.div_ceil(BLOCK as usize));
-            let scales_a = self.address("the matrix of A's scales", scales_a, k, m)?;
-            let scales_b = self.address("the matrix of B's scales", scales_b, n, k)?;
+            let scales_a = address(context, "the matrix of A's scales", scales_a, k, m)?;
+            let scales_b = address(context, "the matrix of B's scales", scales_b, n, k)?;
             let _turn = gemm.order.begin(&gemm.stream)?;
-            launch(gemm, matrices, [scales_a, scales_b])
+            launch_blocks::<T>(gemm, matrices, [scales_a, scales_b])
         }
     }
 
@@ -187,17 +184,6 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
     pub fn plan(&self) -> Result<GemmPlan> {
         refuse_if!(self.block_scales.is_some(), "a product with scales per block has no plans");
         Ok(self.operation.prepare::<T, O>(Extents::new(self.shape)?, self.transposed())?.0)
-    }
-
-    /// Returns the address of a buffer of the `Gemm`'s context with enough elements.
-    fn address<E>(
-        &self,
-        name: &str,
-        slice: &DeviceSlice<E>,
-        rows: usize,
-        columns: usize,
-    ) -> Result<u64> {
-        address(self.operation.stream.context(), name, slice, rows, columns)
     }
 }
 

@@ -7,11 +7,6 @@ mod swapped;
 mod wide;
 mod wire;
 
-use std::cell::OnceCell;
-
-use devcomm_host::ReduceOp;
-
-use self::options::Agreed;
 pub use self::options::GemmOptions;
 pub use self::plan::GemmAllReducePlan;
 use self::plan::hides_few_rows;
@@ -21,8 +16,7 @@ use self::swapped::{MOST_ROWS, Swapped};
 use self::wide::Wide;
 pub use self::wire::Wire;
 use crate::GemmPlan;
-use crate::check::{check_len, window};
-use crate::fused::{Base, FusedGemm, Fusion, Operands, Output, Strategy, Unfused, prepare_once};
+use crate::fused::*;
 use crate::gemm::{self, Candidates, ResidentClusters};
 use crate::prelude::*;
 
@@ -63,6 +57,10 @@ pub type GemmAllReduce = FusedGemm<AllReduce>;
 
 /// The collective of [`GemmAllReduce`].
 pub struct AllReduce {
+    /// Whether the ranks can exchange rounded products, and whether they do so by default: if the
+    /// GPUs are the same. Not in f32.
+    exchanges: bool,
+    exchanges_by_default: bool,
     strips: Strips,
     wide: Wide,
     swapped: OnceCell<Swapped>,
@@ -88,35 +86,6 @@ impl FusedGemm<AllReduce> {
         GemmOptions::new().build(comm, stream, m, n)
     }
 
-    fn build(
-        agreed: Agreed,
-        comm: &Communicator,
-        stream: &Stream,
-        most: [usize; 2],
-    ) -> Result<Self> {
-        let Agreed { exchanges_by_default, wire, .. } = agreed;
-        let base = Base::new(comm, stream, most)?;
-        let fusion = AllReduce {
-            strips: Strips::new(agreed),
-            wide: Wide::new(wire),
-            swapped: OnceCell::new(),
-        };
-        let is_bf16 = wire == Wire::Bf16;
-        if !exchanges_by_default || !is_bf16 {
-            fusion.strips.prepare(&base, Plan::Strips)?;
-        }
-        if exchanges_by_default && is_bf16 {
-            base.prepare_unfused()?;
-            if exchanges_few_rows(&base) {
-                prepare_once(&fusion.swapped, || Swapped::new(&base))?;
-            }
-        }
-        if exchanges_by_default && fusion.wide.fits(&base, most) && fills(&base, most) {
-            fusion.wide.prepare(&base, Plan::Wide)?;
-        }
-        Ok(Self { base, fusion })
-    }
-
     /// Returns the type in which partial sums are sent.
     #[must_use]
     pub fn wire(&self) -> Wire {
@@ -138,7 +107,24 @@ impl FusedGemm<AllReduce> {
 
 impl AllReduce {
     fn wire(&self) -> Wire {
-        self.strips.agreed.wire
+        self.strips.wire
+    }
+
+    /// Prepares the plans that shapes get by default. *Collective*.
+    fn prepare_defaults(&self, base: &Base<Self>) -> Result<()> {
+        if !self.exchanges_by_default {
+            return self.strips.prepare(base, Plan::Strips);
+        }
+        if self.wire() == Wire::Bf16 {
+            base.prepare_unfused()?;
+            if exchanges_few_rows(base) {
+                prepare_once(&self.swapped, || Swapped::new(base))?;
+            }
+        } else {
+            self.strips.prepare(base, Plan::Strips)?;
+        }
+        let has_wide = self.wide.fits(base, base.most) && fills(base, base.most);
+        if has_wide { self.wide.prepare(base, Plan::Wide) } else { Ok(()) }
     }
 
     /// Returns the plans for a shape, which end with those of `few_rows`.
@@ -148,7 +134,7 @@ impl AllReduce {
         if self.wire() == Wire::Bf16 {
             plans.push(Plan::Unfused);
         }
-        if self.strips.agreed.exchanges && self.wide.fits(base, [m, n]) {
+        if self.exchanges && self.wide.fits(base, [m, n]) {
             plans.push(Plan::Wide);
         }
         plans.extend(&few_rows.plans);
@@ -163,7 +149,7 @@ impl AllReduce {
         let usual = || ResidentClusters::usual(base.multiprocessors());
         let room = self.swapped.get().map_or_else(usual, Swapped::room);
         let candidates = Candidates::new(extents, room);
-        let can_exchange = self.strips.agreed.exchanges && self.wire() == Wire::Bf16;
+        let can_exchange = self.exchanges && self.wire() == Wire::Bf16;
         let (mut measured, mut plans) = (None, Vec::new());
         if can_exchange && swapped::has_few_rows(extents) {
             measured = gemm::measured(&base.context().device_name()?, extents);
@@ -208,7 +194,7 @@ impl FewRows {
     /// `unfused` on two H200: 1.07 for 1 x 5120 x 8192, 1.13 for 1 x 4560 x 9496.
     fn is_good(&self, plan: GemmAllReducePlan, bytes: f64) -> bool {
         const MOST_ROUNDS: f64 = 2.0;
-        plan.product().is_some_and(|product| {
+        plan.tiling().map(GemmPlan::Swapped).is_some_and(|product| {
             let is_fast =
                 self.measured == Some(product) || self.candidates.costs_little(product, bytes);
             is_fast && self.candidates.split_rounds(product) <= MOST_ROUNDS
@@ -265,7 +251,7 @@ impl Fusion for AllReduce {
     fn choose(&self, base: &Base<Self>, extents: Extents) -> Explanation<Plan> {
         let how = |plan, reason| Explanation { plan, reason };
         let (wire, [m, n, _]) = (self.wire(), extents.lengths());
-        if !self.strips.agreed.exchanges_by_default {
+        if !self.exchanges_by_default {
             return how(Plan::Strips, wire.reason());
         }
         let wide = Plan::Wide;
@@ -300,7 +286,7 @@ impl Fusion for AllReduce {
             "the plan `{plan}` does not send partial sums in {wire}: set `strips`"
         );
         match plan {
-            Plan::Wide | Plan::Swapped(_) if !self.strips.agreed.exchanges => refuse(format!(
+            Plan::Wide | Plan::Swapped(_) if !self.exchanges => refuse(format!(
                 "the plan `{plan}` needs several ranks, all with Hopper GPUs, and there are {}: \
                  set `strips` or `unfused`",
                 base.comm.n_ranks()
@@ -312,13 +298,15 @@ impl Fusion for AllReduce {
     fn to_measure(&self, base: &Base<Self>, extents: Extents, expected: Plan) -> Result<Vec<Plan>> {
         let few_rows = self.few_rows(base, extents)?;
         let likely: Vec<_> = few_rows.candidates.likely().collect();
-        let is_likely = |plan: Plan| plan.product().is_none_or(|product| likely.contains(&product));
+        let is_likely = |plan: Plan| {
+            plan.tiling().is_none_or(|tiling| likely.contains(&GemmPlan::Swapped(tiling)))
+        };
         let mut plans = self.plans_of(base, extents, &few_rows);
         plans.retain(|plan| *plan == expected || is_likely(*plan));
         Ok(plans)
     }
 
     fn describe(&self, _: &Base<Self>) -> String {
-        format!("{}, {} blocks", self.wire(), self.strips.agreed.blocks)
+        format!("{}, {} blocks", self.wire(), self.strips.blocks)
     }
 }

@@ -3,14 +3,13 @@
 
 use std::num::NonZeroU32;
 
-use devcomm_host::CollectiveCall;
-use devcomm_kernels::gemm_allreduce::GemmWorkspace;
 use devcomm_kernels::gemm_allreduce::gemm_allreduce_mma::{SHARED, THREADS, workspace};
 
+use super::strips::Strips;
+use super::wide::Wide;
 use super::wire::{Wire, by_wire};
 use super::{AllReduce, GemmAllReduce};
-use crate::agree::{hash, or_default};
-use crate::fused::{check_most, is_hopper};
+use crate::fused::*;
 use crate::prelude::*;
 
 /// The options of a [`GemmAllReduce`], the same on every rank.
@@ -81,9 +80,12 @@ impl GemmOptions {
             let Some(workspace) = workspace else {
                 return refuse(format!("a product of {m} x {n} elements is too large"));
             };
-            let agreed =
-                Agreed { compiled, wire, blocks, workspace, exchanges, exchanges_by_default };
-            GemmAllReduce::build(agreed, comm, stream, [m, n])
+            let strips = Strips { compiled, wire, blocks, workspace, memory: OnceCell::new() };
+            let (wide, swapped) = (Wide { wire, prepared: OnceCell::new() }, OnceCell::new());
+            let fusion = AllReduce { exchanges, exchanges_by_default, strips, wide, swapped };
+            let base = Base::new(comm, stream, [m, n])?;
+            fusion.prepare_defaults(&base)?;
+            Ok(FusedGemm { base, fusion })
         })
     }
 
@@ -99,15 +101,3 @@ impl GemmOptions {
 const NAME: &str = "GemmAllReduce::new";
 
 const FILES: &[&str] = &[kernels::gemm_allreduce_mma::<bf16>::FILE];
-
-/// What all ranks agreed on.
-pub(super) struct Agreed {
-    pub(super) compiled: Kernels,
-    pub(super) wire: Wire,
-    pub(super) blocks: u32,
-    pub(super) workspace: GemmWorkspace,
-    /// Whether the ranks can exchange rounded products, and whether they do so by default: if the
-    /// GPUs are the same. Not in f32.
-    pub(super) exchanges: bool,
-    pub(super) exchanges_by_default: bool,
-}

@@ -1,38 +1,35 @@
 //! The fused product that sends strips of partial sums to their owners: its workspace and launches.
 
-use std::cell::OnceCell;
-
+use devcomm_kernels::gemm_allreduce::GemmWorkspace;
 use devcomm_kernels::gemm_allreduce::gemm_allreduce_mma::{SHARED, THREADS, tiles, workspace};
 
-use super::options::Agreed;
 use super::wire::{Wire, by_wire};
 use super::{AllReduce, Plan};
-use crate::check::window;
-use crate::fused::{Base, Operands, Strategy, prepare_once};
+use crate::fused::*;
 use crate::gemm::Matrices;
 use crate::prelude::*;
 
-/// The plan: what the ranks agreed on, and its memory once it is prepared.
+/// The plan, and its memory once it is prepared.
 pub(super) struct Strips {
-    pub(super) agreed: Agreed,
-    memory: OnceCell<Memory>,
+    pub(super) compiled: Kernels,
+    pub(super) wire: Wire,
+    /// The blocks that are resident on all GPUs.
+    pub(super) blocks: u32,
+    pub(super) workspace: GemmWorkspace,
+    pub(super) memory: OnceCell<Memory>,
 }
 
-struct Memory {
+pub(super) struct Memory {
     dev_comm: DevCommResource,
     partials: Window<u32>,
     flags: Window<u32>,
 }
 
 impl Strips {
-    pub(super) fn new(agreed: Agreed) -> Self {
-        Self { agreed, memory: OnceCell::new() }
-    }
-
     /// Returns the workspace, if a product of this size fits into it.
     fn memory(&self, ranks: usize, extents: Extents) -> Option<&Memory> {
         let [m, n, _] = extents.lengths();
-        let sizes = by_wire!(self.agreed.wire, W => workspace::<W>(m, n, ranks))?;
+        let sizes = by_wire!(self.wire, W => workspace::<W>(m, n, ranks))?;
         self.memory.get().filter(|memory| {
             sizes.partials <= memory.partials.len() && sizes.flags <= memory.flags.len()
         })
@@ -45,11 +42,11 @@ impl Strategy<AllReduce> for Strips {
     }
 
     fn prepare(&self, base: &Base<AllReduce>, _: Plan) -> Result<()> {
-        let Agreed { blocks, workspace, .. } = self.agreed;
+        let Self { blocks, workspace, .. } = self;
         // No kernel sets a flag before those of all ranks are zeroed, as new windows are.
         prepare_once(&self.memory, || {
             base.comm.together("GemmAllReduce: the plan strips", || {
-                let requirements = DevCommRequirements::new().lsa_barriers(blocks);
+                let requirements = DevCommRequirements::new().lsa_barriers(*blocks);
                 Ok(Memory {
                     dev_comm: base.comm.create_dev_comm(requirements)?,
                     partials: base.comm.window(workspace.partials)?,
@@ -63,7 +60,7 @@ impl Strategy<AllReduce> for Strips {
         let Matrices { a, b, shape: [m, n, k], .. } = operands.matrices;
         let (c, _) = window::<bf16, _>("C", &operands.slices[2])?;
         let [rows, columns, _] = operands.extents.lengths();
-        let Agreed { compiled, wire, blocks, .. } = &self.agreed;
+        let Self { compiled, wire, blocks, .. } = self;
         let memory = self.memory(base.comm.n_ranks(), operands.extents);
         let (Some(memory), Some(tiles)) = (memory, tiles(rows, columns)) else {
             return refuse(format!(

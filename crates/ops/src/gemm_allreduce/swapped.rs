@@ -1,20 +1,14 @@
 //! The fused product of few rows on Hopper GPUs: its workspace and launches.
 
-use std::cell::OnceCell;
 use std::collections::HashMap;
 
-use devcomm_host::TensorMap;
-use devcomm_kernels::gemm::gemm_swapped::{self as shapes, Cluster, Division, Shape};
+use devcomm_kernels::gemm::gemm_swapped::{self as shapes, Cluster, Division};
 use devcomm_kernels::gemm_allreduce::gemm_allreduce_swapped::slots;
 
 use super::{AllReduce, Plan};
 use crate::Tiling;
-use crate::fused::{Base, ExchangeKernels, Operands, Strategy, prepare_once, prepared};
-use crate::gemm::{
-    self, DivisionArgs, Matrices, ResidentClusters, TileKernel, TileKernels, clusters,
-    division_args, swapped_maps,
-};
-use crate::lamport::LamportMemory;
+use crate::fused::*;
+use crate::gemm::*;
 use crate::prelude::*;
 
 /// The most rows of C.
@@ -65,29 +59,21 @@ impl Swapped {
         let fits = slots(m, n).is_some_and(|slots| slots <= self.kernels.memory.capacity());
         let kernels = kernels_of(tiling).filter(|_| fits && has_few_rows(extents))?;
         let (Tiling { cluster, slices, .. }, resident) = (tiling, *self.resident.get(&tiling)?);
-        let (division, config) = kernels.divide(extents.array(), cluster, slices, resident)?;
+        let (division, config) = (kernels.divide)(extents.array(), cluster, slices, resident)?;
         // A block waits only for what the peers' blocks of its index send before they wait.
         Some((division, config.without_cooperation()))
-    }
-}
-
-/// Returns the tiling of a plan that has one.
-fn tiling(plan: Plan) -> Option<Tiling> {
-    match plan {
-        Plan::Swapped(tiling) => Some(tiling),
-        _ => None,
     }
 }
 
 impl Strategy<AllReduce> for OnceCell<Swapped> {
     fn supports(&self, _: &Base<AllReduce>, plan: Plan, extents: Extents) -> bool {
         let division = |(swapped, tiling): (&Swapped, _)| swapped.division(tiling, extents);
-        self.get().zip(tiling(plan)).and_then(division).is_some()
+        self.get().zip(plan.tiling()).and_then(division).is_some()
     }
 
     fn prepare(&self, base: &Base<AllReduce>, plan: Plan) -> Result<()> {
         prepare_once(self, || Swapped::new(base))?;
-        match tiling(plan).and_then(kernels_of) {
+        match plan.tiling().and_then(kernels_of) {
             Some(_) => Ok(()),
             None => refuse(format!("no kernel exchanges tiles as those of the plan `{plan}`")),
         }
@@ -95,7 +81,7 @@ impl Strategy<AllReduce> for OnceCell<Swapped> {
 
     unsafe fn launch(&self, base: &Base<AllReduce>, plan: Plan, operands: &Operands) -> Result<()> {
         let swapped = prepared(self)?;
-        let launch = tiling(plan).and_then(|tiling| {
+        let launch = plan.tiling().and_then(|tiling| {
             Some((kernels_of(tiling)?, swapped.division(tiling, operands.extents)?))
         });
         let Some((kernels, (division, config))) = launch else {
@@ -138,57 +124,33 @@ pub(super) type SwappedKernels = TileKernels<usize, Launch>;
 pub(super) type Launch =
     unsafe fn(&Swapped, &Stream, Matrices, Division, LaunchConfig) -> Result<()>;
 
-/// The arguments of `gemm_allreduce_swapped`: the device communicator, maps of A, B and C,
-/// the memory of messages, the shape and its division.
-type Args<'a> = (
-    &'a DevCommResource,
-    TensorMap,
-    TensorMap,
-    TensorMap,
-    &'a LamportMemory,
-    u32,
-    u32,
-    u32,
-    DivisionArgs,
-);
-
-/// Launches the kernel `K`.
-///
-/// # Safety
-///
-/// That of [`Strategy::launch`].
-unsafe fn launch<S: Shape, K: for<'a> LaunchWith<Args<'a>>>(
-    Swapped { kernels: ExchangeKernels { compiled, dev_comm, memory, .. }, .. }: &Swapped,
-    stream: &Stream,
-    matrices: Matrices,
-    division: Division,
-    config: LaunchConfig,
-) -> Result<()> {
-    let (a, b, c) = swapped_maps::<bf16, S>(stream, matrices, division)?;
-    let [m, n, k] = matrices.shape;
-    let division = division_args(division);
-    let args = (dev_comm, a, b, c, memory, m, n, k, division);
-    // SAFETY: the caller passes matrices that outlive the product, and orders the launches, which
-    // use the memory that `Swapped::new` allocates for these kernels.
-    unsafe { K::launch(args, config, &compiled.on(stream)) }
-}
-
 macro_rules! tile_kernels {
     ($($shape:ident)*) => {
         static KERNELS_BY_TILE: [SwappedKernels; [$(stringify!($shape)),*].len()] = [$({
-            type Tiles = shapes::$shape;
-            TileKernels::new::<Tiles>(&[
-                kernel::<Tiles, kernels::gemm_allreduce_swapped<Tiles, 2>>(2),
-                kernel::<Tiles, kernels::gemm_allreduce_swapped<Tiles, 0>>(0),
-            ])
+            type Tile = shapes::$shape;
+            TileKernels::new::<Tile>(&[tile_kernels!(@kernel 2), tile_kernels!(@kernel 0)])
         }),*];
     };
-}
+    (@kernel $ranks:literal) => {{
+        type Kernel = kernels::gemm_allreduce_swapped<Tile, $ranks>;
 
-const fn kernel<S: Shape, K: for<'a> LaunchWith<Args<'a>>>(
-    key: usize,
-) -> TileKernel<usize, Launch> {
-    TileKernel { key, resident: gemm::resident::<S, K>, launch: launch::<S, K> }
+        unsafe fn launch(
+            Swapped { kernels: ExchangeKernels { compiled, dev_comm, memory, .. }, .. }: &Swapped,
+            stream: &Stream,
+            matrices: Matrices,
+            division: Division,
+            config: LaunchConfig,
+        ) -> Result<()> {
+            let (a, b, c) = swapped_maps::<bf16, Tile>(stream, matrices, division)?;
+            let ([m, n, k], division) = (matrices.shape, division_args(division));
+            let product = Kernel::args(dev_comm, a, b, c, memory, m, n, k, division);
+            // SAFETY: the caller passes matrices that outlive the product, and orders the launches,
+            // which use the memory that `Swapped::new` allocates for these kernels.
+            unsafe { product.config(config).launch(&compiled.on(stream)) }
+        }
+
+        TileKernel { key: $ranks, resident: resident::<Tile, Kernel>, launch }
+    }};
 }
 
 tile_kernels! {

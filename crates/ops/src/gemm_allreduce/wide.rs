@@ -1,15 +1,12 @@
 //! The fused product of large matrices on Hopper GPUs: its workspace and launch.
 
-use std::cell::OnceCell;
-
 use devcomm_kernels::gemm::gemm_wgmma::{CLUSTER, SHARED, THREADS};
 use devcomm_kernels::gemm_allreduce::gemm_allreduce_wide::{ClusterTileOwners, QuantisedParts};
 use nccl_device::Everyone;
 
 use super::wire::Wire;
 use super::{AllReduce, Plan};
-use crate::check::window;
-use crate::fused::{Base, ExchangeKernels, Operands, Strategy, prepare_once, prepared};
+use crate::fused::*;
 use crate::gemm::{Matrices, wide_maps, wide_pairs};
 use crate::prelude::*;
 
@@ -20,8 +17,8 @@ type TwoShot8 = kernels::gemm_allreduce_two_shot<8>;
 
 /// The plan, with partial sums that travel in the type `wire`.
 pub(super) struct Wide {
-    wire: Wire,
-    prepared: OnceCell<Prepared>,
+    pub(super) wire: Wire,
+    pub(super) prepared: OnceCell<Prepared>,
 }
 
 /// The kernels, and memory of this rank's own partial sums, if these are 8-bit floats.
@@ -38,10 +35,6 @@ fn slots([m, n]: [usize; 2], ranks: usize, wire: Wire) -> Option<u32> {
 }
 
 impl Wide {
-    pub(super) fn new(wire: Wire) -> Self {
-        Self { wire, prepared: OnceCell::new() }
-    }
-
     /// Returns whether the ranks can exchange products of this size with memory for the largest.
     pub(super) fn fits(&self, base: &Base<AllReduce>, size: [usize; 2]) -> bool {
         let slots = |size| slots(size, base.comm.n_ranks(), self.wire);

@@ -69,43 +69,13 @@ names! { Wire "type of partial sums" "bf16, f32 or e4m3": Bf16 "bf16" F32 "f32" 
 /// Evaluates an expression in which `$type` is the type of partial sums.
 macro_rules! by_wire {
     ($wire:expr, $type:ident => $then:expr) => {
-        match $wire {
-            Wire::Bf16 => {
-                type $type = half::bf16;
-                $then
-            }
-            Wire::F32 => {
-                type $type = f32;
-                $then
-            }
-            Wire::E4m3 => {
-                type $type = devcomm_types::F8E4M3;
-                $then
-            }
-        }
+        with_type!($wire, $type => $then; {
+            Wire::Bf16 => half::bf16, Wire::F32 => f32, Wire::E4m3 => devcomm_types::F8E4M3
+        })
     };
 }
 
 pub(super) use by_wire;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn types_are_read_as_they_are_written() {
-        for wire in Wire::ALL {
-            assert_eq!(wire.to_string().parse(), Ok(wire));
-        }
-        let error = "fp8".parse::<Wire>().unwrap_err().to_string();
-        assert!(error.starts_with("`fp8` is no type"), "{error}");
-    }
-
-    #[test]
-    fn smaller_types_have_larger_errors() {
-        let [bf16, f32, e4m3] = Wire::ALL.map(|wire| wire.error_bound(-1.0, 2.0));
-        assert_eq!([f32, bf16, e4m3], [0.0, 1.0 / 256.0, 1.0 / 16.0]);
-        // A small sum that shares its scale with a large one.
-        assert_eq!(Wire::E4m3.error_bound(1e-6, 131_072.0), 1.0);
-    }
-}
+mod tests;
