@@ -107,10 +107,8 @@ impl Compile<'_> {
                 _ => {}
             }
         }
-        if output.status.success() || !diagnostics.begun {
-            eprint!("{}{cargo_messages}", diagnostics.text);
-        }
         if output.status.success() {
+            eprint!("{}{cargo_messages}", diagnostics.text);
             return Ok(libraries);
         }
         if !diagnostics.begun {

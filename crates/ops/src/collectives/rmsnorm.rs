@@ -45,8 +45,9 @@ struct Rows {
 const NOT_QUANTISED: QuantisedArgs<u64, u64> = QuantisedArgs { output: 0, scale: 0 };
 
 impl Collectives {
-    /// Returns the most blocks of `lamport_rmsnorm`: those that are resident, as a block waits for
-    /// the block of its row in the other ranks, or this object's share of the GPU.
+    /// Returns the most blocks of `lamport_rmsnorm`: this object's share of the GPU, and no more
+    /// than are resident. A block receives some rows before it has sent all of them, so that it may
+    /// wait for blocks of other ranks that have not begun.
     fn most_blocks(&self, data_type: DataType, cluster: u32, threads: u32) -> Result<u32> {
         let dynamic_shared = 0;
         let resident = cluster
@@ -96,8 +97,8 @@ impl Collectives {
     /// a NaN stays a NaN. The kernel reads the scale. It is the scale of vLLM's static quantisation
     /// per tensor, and of [`Product::scales`](crate::Product::scales).
     ///
-    /// `input` may be overwritten: where NCCL reduces, it gets the sum. No buffers overlap. Errors
-    /// are those of [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm), and for a `scale` without an
+    /// `input` may be overwritten: where RMSNorm follows an all-reduce, it gets the sum. No buffers
+    /// overlap. Errors are those of [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm), and for a `scale` without an
     /// element.
     pub fn all_reduce_rmsnorm_quantised<T: Element>(
         &self,
@@ -113,7 +114,7 @@ impl Collectives {
         let own = self.communicator.context();
         let output_at = aligned(own, "the output", &output, 1, buffers[0].len())?;
         let scale_at = address(own, "the scale", &scale, 1, 1)?;
-        // Where another kernel normalises, it reads them after the all-reduce.
+        // Where RMSNorm follows an all-reduce, which overwrites the input, it reads the scale.
         let overlap = |slice: &DeviceSlice<T>| slice.overlaps(&output) || slice.overlaps(&scale);
         refuse_if!(buffers.iter().any(overlap) || scale.overlaps(&output), "{OVERLAP}");
         let quantised = QuantisedArgs { output: output_at, scale: scale_at };
@@ -189,7 +190,8 @@ impl Collectives {
         Ok(Rows { plan, reason: SHORT, tokens, row, grid })
     }
 
-    /// Enqueues the operation, quantised or not. `output` also gets the sums of NCCL's all-reduce.
+    /// Enqueues the operation, quantised or not. Where RMSNorm follows an all-reduce, `output` also
+    /// gets the all-reduce's sums.
     fn rmsnorm<T: Element>(
         &self,
         buffers: [DeviceSlice<T>; 3],

@@ -80,7 +80,7 @@ pub(super) fn join(config: &RendezvousConfig) -> Result<(Members, Connection)> {
 
 /// Does the same as [`join`], for the ranks that are left after a loss. `None` if the rank that
 /// would be rank 0 does not let this one join: its process has ended, its host does not answer, or
-/// it has sent nothing for `patience`, as a stopped one.
+/// an attempt fails once `patience` is over, as with a rank that is stopped and sends nothing.
 pub(super) fn join_survivors(
     config: &RendezvousConfig,
     patience: Duration,
