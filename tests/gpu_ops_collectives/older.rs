@@ -3,8 +3,8 @@
 
 use devcomm::kernels::collectives::rmsnorm::QuantisedArgs;
 use devcomm::{
-    Buffer, Collective, Collectives, Context, DeviceSlice, Element, F8E4M3, KERNELS, Kernel,
-    LaunchConfig, Parts, Rank, ReduceOp, Result, Simulation, Stream, kernels,
+    Buffer, Collective, Collectives, CollectivesOptions, Context, DeviceSlice, Element, F8E4M3,
+    KERNELS, Kernel, LaunchConfig, Parts, Rank, ReduceOp, Result, Simulation, Stream, kernels,
 };
 use devcomm_testing::machines::Gpus;
 use half::{bf16, f16};
@@ -170,6 +170,26 @@ fn other_numbers_of_ranks_do_all_operations_by_nccl() {
         let gpus = Gpus::from(Simulation::new(ranks));
         gpus.run("other_numbers_of_ranks_do_all_operations_by_nccl", all_operations);
     }
+}
+
+#[test]
+fn blocks_of_several_objects_fit_multiprocessors_with_room_for_1536_threads() {
+    let gpus = Gpus::from(Simulation::new(2).compute_capability(12, 0));
+    gpus.run("blocks_of_several_objects_fit_multiprocessors_with_room_for_1536_threads", |rank| {
+        let comm = rank.communicator()?;
+        let x = comm.window::<f32>(1 << 18)?;
+        let call = Collective::all_reduce(&x, &x, ReduceOp::Sum);
+        let room = comm.context().limits().max_threads_per_multiprocessor;
+        assert!(room == 1536 || !rank.is_simulated());
+        for objects in 2..=4 {
+            let collectives = CollectivesOptions::new().concurrent(objects).build(comm)?;
+            for plan in collectives.plans(&call)? {
+                // Of each object a launch may run, and the next one wait.
+                assert!(2 * objects * plan.threads <= room, "{objects} objects, {plan}");
+            }
+        }
+        Ok(())
+    });
 }
 
 #[test]

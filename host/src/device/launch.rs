@@ -18,6 +18,7 @@ pub struct DeviceLimits {
     pub max_grid: [u32; 3],
     pub max_block: [u32; 3],
     pub max_threads_per_block: u32,
+    pub max_threads_per_multiprocessor: u32,
     pub registers_per_block: u32,
     /// Shared memory per block without opt-in, in bytes.
     pub shared_per_block: u32,

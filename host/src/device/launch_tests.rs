@@ -8,6 +8,7 @@ const H200: DeviceLimits = DeviceLimits {
     max_grid: [2_147_483_647, 65_535, 65_535],
     max_block: [1024, 1024, 64],
     max_threads_per_block: 1024,
+    max_threads_per_multiprocessor: 2048,
     registers_per_block: 65_536,
     shared_per_block: 49_152,
     shared_per_block_optin: 232_448,

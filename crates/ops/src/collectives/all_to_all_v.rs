@@ -160,13 +160,14 @@ impl Collectives {
     /// their own messages only, so these slots and the grid may differ between ranks.
     fn short_messages<T: Element>(
         &self,
-        Workspace { options, .. }: &Workspace,
+        workspace: &Workspace,
         sides: &[Side<'_, T>; 2],
     ) -> (usize, u32, CollectivePlan) {
-        let longest = lamport_exchange_v::longest(options.slots(self.communicator.n_ranks()));
+        let longest =
+            lamport_exchange_v::longest(workspace.options.slots(self.communicator.n_ranks()));
         let sizes = sides.iter().flat_map(Side::sizes).filter(|bytes| *bytes <= longest);
         let used = lamport_exchange_v::slots(sizes.max().unwrap_or(0)) as u32;
-        let threads = threads(used).min(options.threads(room::LAMPORT_EXCHANGE_V));
+        let threads = threads(used).min(workspace.threads(room::LAMPORT_EXCHANGE_V));
         // At most a block for each multiprocessor, for which there is room: all run together.
         let blocks = used.div_ceil(threads).min(self.multiprocessors());
         let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };

@@ -85,16 +85,16 @@ impl<'a, T: Element> Call<'a, T> {
     pub(super) fn in_one_step(
         &self,
         collectives: &Collectives,
-        Workspace { options, .. }: &Workspace,
+        workspace: &Workspace,
         (bytes, slots): (usize, usize),
         room: u32,
     ) -> Request {
-        let is_short = slots <= options.slots(collectives.communicator.n_ranks());
+        let is_short = slots <= workspace.options.slots(collectives.communicator.n_ranks());
         Request {
             bytes,
             slots: is_short.then_some(slots as u32),
             most_blocks: collectives.multiprocessors(),
-            most_threads: options.threads(room),
+            most_threads: workspace.threads(room),
             ..Request::by_nccl(self.kind, super::NOT_IN_WINDOW)
         }
     }

@@ -83,6 +83,8 @@ struct Workspace {
     offers: SymmetricBuffer<u64>,
     /// A flag for each rank and block: whether the rank's long message has arrived.
     arrived: Window<u32>,
+    /// The most threads on a multiprocessor of this rank's GPU.
+    most_resident: u32,
 }
 
 /// Blocks that push or load long messages. If a GPU has fewer multiprocessors, it is their number.
@@ -385,9 +387,14 @@ impl Collectives {
 }
 
 impl Workspace {
-    /// Returns the plan of a kernel with barriers; a multiprocessor has room for `room` threads.
+    /// Returns a block's most threads, for a kernel with this [`room`](mod@room).
+    fn threads(&self, room: u32) -> u32 {
+        self.options.threads(room.min(self.most_resident))
+    }
+
+    /// Returns the plan of a kernel with barriers that has this [`room`](mod@room).
     fn plan(&self, algorithm: Algorithm, room: u32) -> CollectivePlan {
-        let (blocks, threads) = (self.options.blocks(), self.options.threads(room));
+        let (blocks, threads) = (self.options.blocks(), self.threads(room));
         CollectivePlan { algorithm, blocks, threads }
     }
 
@@ -405,6 +412,7 @@ impl Workspace {
             inbox: comm.window(push_allreduce::inbox(ranks, blocks, most_pushed(ranks)))?,
             offers: comm.mem_alloc(2 * ranks)?,
             arrived: comm.window(ranks * blocks as usize)?,
+            most_resident: comm.context().limits().max_threads_per_multiprocessor,
         })
     }
 }

@@ -173,14 +173,14 @@ impl Collectives {
         if count == 0 {
             return rmsnorm_alone(INVALID);
         }
-        let Some(Workspace { options, .. }) = &self.workspace else {
+        let Some(workspace) = &self.workspace else {
             return rmsnorm_alone(self.unreached());
         };
-        if count * data_type.size() > 16 * options.all_reduce_slots(ranks) {
+        if count * data_type.size() > 16 * workspace.options.all_reduce_slots(ranks) {
             return rmsnorm_alone(TOO_LONG);
         }
         let most = |cluster, threads| self.most_blocks(data_type, cluster, threads);
-        let most_threads = options.threads(room::LAMPORT_RMSNORM).min(MAX_THREADS);
+        let most_threads = workspace.threads(room::LAMPORT_RMSNORM).min(MAX_THREADS);
         let grid @ (cluster, threads, blocks) = grid(row, tokens, most_threads, most)?;
         // Two ranks' clusters may have several rows each. Without room there are 0 blocks.
         if !(ranks == 2 && blocks > 0 || blocks == cluster * tokens) {

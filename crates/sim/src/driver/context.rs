@@ -64,6 +64,9 @@ pub(super) unsafe fn device_attribute(
             A::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y => limits::BLOCK[1],
             A::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z => limits::BLOCK[2],
             A::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK => limits::BLOCK_THREADS,
+            A::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR => {
+                limits::multiprocessor_threads(simulation.compute_capability)
+            }
             A::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK => limits::BLOCK_REGISTERS,
             A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK => limits::STATIC_SHARED,
             A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN => limits::BLOCK_SHARED,
