@@ -159,12 +159,10 @@ impl<'a> Flag<'a> {
     #[track_caller]
     fn wait(&self, coop: Coop, value: u32, deadline: Deadline) -> Outcome {
         let what = || WaitFor {
-            kind: WaitKind::Flag,
             index: self.index as u32,
-            context: 0,
-            peer: -1,
             wanted: value.into(),
             seen: self.get().into(),
+            ..WaitFor::of(WaitKind::Flag)
         };
         poll_by_first(self.comm, coop, deadline, || self.is_at_least(value), what)
     }

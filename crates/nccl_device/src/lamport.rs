@@ -463,14 +463,7 @@ impl<const N: usize> Lamport<'_, N> {
     /// Waits until `done`. The host's report of an aborted wait names the slot.
     #[track_caller]
     fn wait(&self, slot: u32, done: impl FnMut() -> bool) {
-        let what = || WaitFor {
-            kind: WaitKind::Lamport,
-            index: slot,
-            context: 0,
-            peer: -1,
-            wanted: 0,
-            seen: 0,
-        };
+        let what = || WaitFor { index: slot, ..WaitFor::of(WaitKind::Lamport) };
         let outcome = poll(self.slots.comm, Deadline::NEVER, done, what);
         finish(Coop::thread(), outcome, CoopCall::new("a wait for a slot"));
     }

@@ -469,7 +469,9 @@ impl<T: Pod> LlA2a<'_, T> {
             }
             all
         };
-        poll(self.buffer.comm, deadline, done, || self.describe_wait(elements[0]))
+        let (index, wanted) = (elements[0], self.epoch.into());
+        let what = || WaitFor { index, wanted, ..WaitFor::of(WaitKind::LlA2a) };
+        poll(self.buffer.comm, deadline, done, what)
     }
 
     /// Returns the value of an element whose lines have arrived.
@@ -483,11 +485,6 @@ impl<T: Pod> LlA2a<'_, T> {
         }
         // SAFETY: a `T` fits, by `LINES`, and every bit pattern is valid.
         unsafe { words.as_ptr().cast::<T>().read_unaligned() }
-    }
-
-    fn describe_wait(&self, element: u32) -> WaitFor {
-        let wanted = self.epoch.into();
-        WaitFor { kind: WaitKind::LlA2a, index: element, context: 0, peer: -1, wanted, seen: 0 }
     }
 }
 

@@ -175,8 +175,7 @@ impl DevComm {
 
 /// Describes a wait for a condition that the kernel defines.
 fn describe_poll() -> WaitFor {
-    let kind = devcomm_types::WaitKind::Poll;
-    WaitFor { kind, index: 0, context: 0, peer: -1, wanted: 0, seen: 0 }
+    WaitFor::of(devcomm_types::WaitKind::Poll)
 }
 
 /// Does the same as [`poll`], in the first thread of the coop; the other threads do not wait here.
@@ -315,6 +314,21 @@ pub(crate) fn finish(coop: Coop, outcome: Outcome, call: CoopCall) {
     if coop.any_in(call, outcome == Outcome::Aborted) {
         thread::exit();
     }
+}
+
+/// Ends a wait by [`finish`] if it has no deadline, or else by [`finish_timed`].
+#[track_caller]
+pub(crate) fn finish_by(
+    deadline: Deadline,
+    coop: Coop,
+    outcome: Outcome,
+    call: CoopCall,
+) -> Result<(), TimedOut> {
+    if deadline.at != 0 {
+        return finish_timed(coop, outcome, call);
+    }
+    finish(coop, outcome, call);
+    Ok(())
 }
 
 /// Ends a wait with a timeout, in every thread of the coop.

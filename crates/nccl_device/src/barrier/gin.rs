@@ -18,7 +18,7 @@ use crate::gin::{Gin, GinBackend, SignalId};
 use crate::raw::host::GinBarrierUse;
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::wait::is_unwinding;
-use crate::wait::{Deadline, Outcome, finish, finish_timed};
+use crate::wait::{Deadline, Outcome, finish, finish_by, finish_timed};
 use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout};
 
 /// The earlier puts and gets that are complete after a GIN barrier. NCCL: `ncclGinFenceLevel`.
@@ -378,21 +378,14 @@ impl<B: GinBackend> GinBarrier<'_, B> {
 }
 
 impl<B: GinBackend> Arrive for GinBarrier<'_, B> {
-    #[track_caller]
-    fn complete(&mut self, arrived: Arrived, order: MemoryOrder) {
-        let outcome = self.wait_for_peers(order, arrived.fence, Deadline::NEVER);
-        finish(self.coop, outcome, self.call(arrived.fence));
-    }
-
-    #[track_caller]
-    fn complete_until(
+    fn complete(
         &mut self,
         arrived: Arrived,
         order: MemoryOrder,
         deadline: Deadline,
     ) -> Result<(), TimedOut> {
         let outcome = self.wait_for_peers(order, arrived.fence, deadline);
-        finish_timed(self.coop, outcome, self.call(arrived.fence))
+        finish_by(deadline, self.coop, outcome, self.call(arrived.fence))
     }
 }
 

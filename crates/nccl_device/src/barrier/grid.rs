@@ -62,14 +62,7 @@ impl<'a> GridBarrier<'a> {
             let arrival = if thread::block_idx_x() == 0 { PHASE - others } else { 1 };
             let before = word.fetch_add(arrival, Order::AcqRel, Scope::Gpu);
             let done = || (word.load(Order::Acquire, Scope::Gpu) ^ before) & PHASE != 0;
-            let what = || WaitFor {
-                kind: WaitKind::GridBarrier,
-                index: 0,
-                context: 0,
-                peer: -1,
-                wanted: 0,
-                seen: 0,
-            };
+            let what = || WaitFor::of(WaitKind::GridBarrier);
             outcome = poll(self.comm, Deadline::NEVER, done, what);
         }
         finish(coop, outcome, CoopCall::new("grid_barrier.sync"));

@@ -8,7 +8,7 @@ use super::arrival::{Arrive, Arrived};
 use super::{Arrival, BarrierIndex, FenceLevel, GinBarrier, GinBarriers, LsaBarrier};
 use crate::call::CoopCall;
 use crate::gin::{Gin, GinBackend};
-use crate::wait::{Deadline, Outcome, finish, finish_timed};
+use crate::wait::{Deadline, Outcome, finish, finish_by};
 use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout};
 
 /// A barrier of all ranks, which the host reserved with the option `barriers`:
@@ -97,13 +97,8 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
     #[doc(alias = "ncclBarrierSessionSync")]
     #[track_caller]
     pub fn sync(&mut self, order: MemoryOrder, fence: FenceLevel) {
-        let path = self.path(fence);
-        if path != Path::Network {
-            self.lsa.sync(order);
-        }
-        let mut outer = self.outer(path);
-        let outcome = outer.arrive_and_wait(order, fence, Deadline::NEVER);
-        finish(self.coop, outcome, CoopCall::new("hybrid_barrier.sync"));
+        // Without a deadline the wait does not time out.
+        let _ = self.sync_until(order, fence, Deadline::NEVER);
     }
 
     /// Does the same as [`sync`](Self::sync), with a timeout. After a timeout the barrier counts as
@@ -121,15 +116,24 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         fence: FenceLevel,
         timeout: Timeout,
     ) -> Result<(), TimedOut> {
-        let (path, deadline) = (self.path(fence), Deadline::after(timeout));
-        let mut inner = Ok(());
+        self.sync_until(order, fence, Deadline::after(timeout))
+    }
+
+    #[track_caller]
+    fn sync_until(
+        &mut self,
+        order: MemoryOrder,
+        fence: FenceLevel,
+        deadline: Deadline,
+    ) -> Result<(), TimedOut> {
+        let (path, mut inner) = (self.path(fence), Ok(()));
         if path != Path::Network {
             inner = self.lsa.sync_until(order, deadline);
         }
         // This runs even if `inner` timed out: the peers wait for this rank at both barriers.
         let mut outer = self.outer(path);
         let outcome = outer.arrive_and_wait(order, fence, deadline);
-        finish_timed(self.coop, outcome, CoopCall::new("hybrid_barrier.sync")).and(inner)
+        finish_by(deadline, self.coop, outcome, CoopCall::new("hybrid_barrier.sync")).and(inner)
     }
 
     fn path(&self, fence: FenceLevel) -> Path {
@@ -178,17 +182,7 @@ impl<B: GinBackend> HybridBarrier<'_, B> {
 }
 
 impl<B: GinBackend> Arrive for HybridBarrier<'_, B> {
-    #[track_caller]
-    fn complete(&mut self, arrived: Arrived, order: MemoryOrder) {
-        if self.path(arrived.fence) != Path::Network {
-            self.lsa.wait(order);
-        }
-        let outcome = self.wait_outer(arrived, order, Deadline::NEVER);
-        finish(self.coop, outcome, CoopCall::new("hybrid_barrier.sync"));
-    }
-
-    #[track_caller]
-    fn complete_until(
+    fn complete(
         &mut self,
         arrived: Arrived,
         order: MemoryOrder,
@@ -200,6 +194,6 @@ impl<B: GinBackend> Arrive for HybridBarrier<'_, B> {
         }
         // This runs even if `inner` timed out: the peers wait for this rank at both barriers.
         let outcome = self.wait_outer(arrived, order, deadline);
-        finish_timed(self.coop, outcome, CoopCall::new("hybrid_barrier.sync")).and(inner)
+        finish_by(deadline, self.coop, outcome, CoopCall::new("hybrid_barrier.sync")).and(inner)
     }
 }

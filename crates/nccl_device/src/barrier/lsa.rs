@@ -24,7 +24,7 @@ use super::{Arrival, BarrierIndex, FenceLevel};
 use crate::call::CoopCall;
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::wait::is_unwinding;
-use crate::wait::{Deadline, Outcome, finish, finish_timed, has_reached, poll};
+use crate::wait::{Deadline, Outcome, finish_by, has_reached, poll};
 use crate::{Coop, DevComm, MemoryOrder, Team, TimedOut, Timeout, raw};
 
 /// A set of LSA barriers: the device communicator's, or an additional one that the host requested.
@@ -211,8 +211,8 @@ impl<'a> LsaBarrier<'a> {
     #[doc(alias = "ncclLsaBarrierSessionSync")]
     #[track_caller]
     pub fn sync(&mut self, order: MemoryOrder) {
-        self.signal_peers(order);
-        self.wait(order);
+        // Without a deadline the wait does not time out.
+        let _ = self.sync_until(order, Deadline::NEVER);
     }
 
     /// Does the same as [`sync`](Self::sync), with a timeout. After a timeout the barrier counts as
@@ -270,19 +270,13 @@ impl<'a> LsaBarrier<'a> {
     }
 
     #[track_caller]
-    pub(super) fn wait(&mut self, order: MemoryOrder) {
-        let outcome = self.wait_for_peers(order, Deadline::NEVER);
-        finish(self.coop, outcome, self.call("barrier.sync"));
-    }
-
-    #[track_caller]
     pub(super) fn wait_until(
         &mut self,
         order: MemoryOrder,
         deadline: Deadline,
     ) -> Result<(), TimedOut> {
         let outcome = self.wait_for_peers(order, deadline);
-        finish_timed(self.coop, outcome, self.call("barrier.sync"))
+        finish_by(deadline, self.coop, outcome, self.call("barrier.sync"))
     }
 
     /// Makes the compiler recompute the addresses of epoch and inboxes: kept between two
@@ -347,7 +341,7 @@ impl<'a> LsaBarrier<'a> {
     fn describe(&self, peer: i32) -> WaitFor {
         let Self { set: LsaBarriers { comm, team, .. }, index, .. } = *self;
         let peer = if peer < 0 { peer } else { team.to_world(comm.rank(), peer) };
-        WaitFor { kind: WaitKind::LsaBarrier, index, context: 0, peer, wanted: 0, seen: 0 }
+        WaitFor { index, peer, ..WaitFor::of(WaitKind::LsaBarrier) }
     }
 
     /// Returns the set's array in the resource buffer of team rank `owner`.
@@ -389,13 +383,7 @@ fn epoch_of(session: &mut MaybeUninit<LsaBarrierSession>) -> *mut u32 {
 }
 
 impl Arrive for LsaBarrier<'_> {
-    #[track_caller]
-    fn complete(&mut self, _arrived: Arrived, order: MemoryOrder) {
-        self.wait(order);
-    }
-
-    #[track_caller]
-    fn complete_until(
+    fn complete(
         &mut self,
         _arrived: Arrived,
         order: MemoryOrder,

@@ -7,7 +7,7 @@ use devcomm_types::{WaitFor, WaitKind};
 use super::arrival::{Arrive, Arrived};
 use super::{Arrival, FenceLevel};
 use crate::call::CoopCall;
-use crate::wait::{Deadline, Outcome, finish, finish_timed, has_reached, is_unwinding, poll};
+use crate::wait::{Deadline, Outcome, finish_by, has_reached, is_unwinding, poll};
 use crate::{Coop, DevComm, MemoryOrder, Team, TimedOut, Timeout, Window};
 
 /// A barrier between each rank of a team and its two neighbours, [`Team::prev`] and [`Team::next`]:
@@ -81,9 +81,8 @@ impl<'a> NeighborBarrier<'a> {
     /// Arrives and waits.
     #[track_caller]
     pub fn sync(&mut self, order: MemoryOrder) {
-        self.signal_neighbors(order);
-        let outcome = self.wait_for_both(order, Deadline::NEVER);
-        finish(self.coop, outcome, CoopCall::new("neighbor_barrier.sync"));
+        // Without a deadline the wait does not time out.
+        let _ = self.sync_until(order, Deadline::NEVER);
     }
 
     /// Does the same as [`sync`](Self::sync), with a timeout. After a timeout the barrier counts as
@@ -95,9 +94,19 @@ impl<'a> NeighborBarrier<'a> {
     /// [`TimedOut`], in every thread of the coop.
     #[track_caller]
     pub fn sync_timeout(&mut self, order: MemoryOrder, timeout: Timeout) -> Result<(), TimedOut> {
+        self.sync_until(order, Deadline::after(timeout))
+    }
+
+    #[track_caller]
+    fn sync_until(&mut self, order: MemoryOrder, deadline: Deadline) -> Result<(), TimedOut> {
         self.signal_neighbors(order);
-        let outcome = self.wait_for_both(order, Deadline::after(timeout));
-        finish_timed(self.coop, outcome, CoopCall::new("neighbor_barrier.sync"))
+        self.wait_until(order, deadline)
+    }
+
+    #[track_caller]
+    fn wait_until(&self, order: MemoryOrder, deadline: Deadline) -> Result<(), TimedOut> {
+        let outcome = self.wait_for_both(order, deadline);
+        finish_by(deadline, self.coop, outcome, CoopCall::new("neighbor_barrier.sync"))
     }
 
     #[track_caller]
@@ -130,12 +139,11 @@ impl<'a> NeighborBarrier<'a> {
             // SAFETY: the kernel gave the constructor words that only this barrier uses.
             let seen = || unsafe { load_ordered(own, order.of_load(), Scope::Sys) };
             let what = || WaitFor {
-                kind: WaitKind::Flag,
                 index: (self.first + word) as u32,
-                context: 0,
                 peer: self.team.to_world(self.comm.rank(), peer),
                 wanted: self.epoch.into(),
                 seen: seen().into(),
+                ..WaitFor::of(WaitKind::Flag)
             };
             let outcome = poll(self.comm, deadline, || has_reached(seen(), self.epoch), what);
             if from_next || outcome != Outcome::Done {
@@ -153,21 +161,13 @@ impl<'a> NeighborBarrier<'a> {
 }
 
 impl Arrive for NeighborBarrier<'_> {
-    #[track_caller]
-    fn complete(&mut self, _arrived: Arrived, order: MemoryOrder) {
-        let outcome = self.wait_for_both(order, Deadline::NEVER);
-        finish(self.coop, outcome, CoopCall::new("neighbor_barrier.sync"));
-    }
-
-    #[track_caller]
-    fn complete_until(
+    fn complete(
         &mut self,
         _arrived: Arrived,
         order: MemoryOrder,
         deadline: Deadline,
     ) -> Result<(), TimedOut> {
-        let outcome = self.wait_for_both(order, deadline);
-        finish_timed(self.coop, outcome, CoopCall::new("neighbor_barrier.sync"))
+        self.wait_until(order, deadline)
     }
 }
 

@@ -80,7 +80,7 @@ impl Context<'_> {
 
     /// Describes a wait for operations of this context.
     fn describe_wait(self, kind: WaitKind) -> WaitFor {
-        WaitFor { kind, index: 0, context: self.index, peer: -1, wanted: 0, seen: 0 }
+        WaitFor { context: self.index, ..WaitFor::of(kind) }
     }
 }
 
