@@ -5,6 +5,7 @@
 //! (in `devcomm-sim`) without a GPU. Only [`arch`] differs between the targets.
 //!
 //! * [`kernel`]: makes a function an entry point, and on the host a type that a launch names.
+//!   [`track_callers`] is for the methods that kernels call.
 //! * [`thread`], [`warp`]: indices, barriers, shuffles, votes; [`strided`]: loops divided among
 //!   threads.
 //! * [`collective`]: reductions over a warp and a block.
@@ -92,7 +93,7 @@ pub mod wgmma;
 
 mod accumulate;
 
-pub use cuda_std_macros::{KernelParam, address_space, kernel, print, println};
+pub use cuda_std_macros::{KernelParam, address_space, kernel, print, println, track_callers};
 pub use half::{bf16, f16};
 pub use math::GpuFloat;
 

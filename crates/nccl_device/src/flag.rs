@@ -43,6 +43,7 @@
 //! ```
 
 use cuda_std::atomic::{AtomicU32, Order, Scope};
+use cuda_std::track_callers;
 use cuda_std::{mem, thread};
 use devcomm_types::{WaitFor, WaitKind};
 
@@ -92,6 +93,7 @@ pub struct Flag<'a> {
     index: usize,
 }
 
+#[track_callers]
 impl<'a> Flag<'a> {
     /// Returns the element `index` of `words`, in each rank of the LSA team.
     ///
@@ -104,7 +106,6 @@ impl<'a> Flag<'a> {
 
     /// Sets the flag of LSA rank `peer` to `value` after every thread of the coop has arrived. A
     /// thread that reads the value sees the coop's earlier writes. Traps if there is no such rank.
-    #[track_caller]
     pub fn post(&self, coop: Coop, peer: i32, value: u32) {
         assert!((peer as u32) < self.comm.lsa_team().n_ranks as u32, "there is no such LSA rank");
         let call = CoopCall::new("flag.post").arg("peer", peer as u64);
@@ -117,7 +118,6 @@ impl<'a> Flag<'a> {
 
     /// Returns the value of this rank's flag. The poster's earlier writes are visible to this
     /// thread.
-    #[track_caller]
     pub fn get(&self) -> u32 {
         // SAFETY: the constructor's contract: the word exists and has ordered accesses only.
         unsafe { self.words.local().load_acquire(self.index) }
@@ -125,14 +125,12 @@ impl<'a> Flag<'a> {
 
     /// Returns whether this rank's flag is `value`, or less than 2^31 above it, modulo 2^32. The
     /// poster's earlier writes are then visible to this thread.
-    #[track_caller]
     pub fn is_at_least(&self, value: u32) -> bool {
         has_reached(self.get(), value)
     }
 
     /// Waits until this rank's flag is `value`, or less than 2^31 above it, modulo 2^32. The
     /// poster's earlier writes are then visible to every thread of the coop.
-    #[track_caller]
     pub fn wait_at_least(&self, coop: Coop, value: u32) {
         let outcome = self.wait(coop, value, Deadline::NEVER);
         let call = CoopCall::new("flag.wait_at_least").arg("value", value.into());
@@ -144,7 +142,6 @@ impl<'a> Flag<'a> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[track_caller]
     pub fn wait_at_least_timeout(
         &self,
         coop: Coop,
@@ -156,7 +153,6 @@ impl<'a> Flag<'a> {
         finish_timed(coop, outcome, call)
     }
 
-    #[track_caller]
     fn wait(&self, coop: Coop, value: u32, deadline: Deadline) -> Outcome {
         let what = || WaitFor {
             index: self.index as u32,

@@ -16,6 +16,7 @@
 //! stalled network can block a kernel there.
 
 use cuda_std::atomic::{Order, Scope};
+use cuda_std::track_callers;
 use cuda_std::{clock, mem, thread, warp};
 use devcomm_types::{AbortBlock, STUCK_RECORDS, StuckRecord, WaitFor};
 
@@ -110,11 +111,11 @@ impl Deadline {
     }
 }
 
+#[track_callers]
 impl DevComm {
     /// Returns whether the host has aborted the kernels that use this device communicator. Waits
     /// check this themselves; a kernel calls it in a long computation. It reads host memory, which
     /// takes a microsecond or two.
-    #[track_caller]
     pub fn is_aborted(&self) -> bool {
         let flag = self.as_raw().abort_flag;
         // SAFETY: the host that set the pointer keeps the flag allocated while kernels run.
@@ -133,7 +134,6 @@ impl DevComm {
     /// comm.wait_until(Coop::cta(), || unsafe { word.load_acquire(0) } != 0);
     /// # }
     /// ```
-    #[track_caller]
     pub fn wait_until(&self, coop: Coop, done: impl FnMut() -> bool) {
         let outcome = poll_by_first(self, coop, Deadline::NEVER, done, describe_poll);
         finish(coop, outcome, CoopCall::new("comm.wait_until"));
@@ -144,7 +144,6 @@ impl DevComm {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[track_caller]
     pub fn wait_until_timeout(
         &self,
         coop: Coop,
@@ -163,7 +162,6 @@ impl DevComm {
     /// # Errors
     ///
     /// [`Aborted`]; the host knows already.
-    #[track_caller]
     pub fn wait_until_or_abort(&self, done: impl FnMut() -> bool) -> Result<(), Aborted> {
         match poll(self, Deadline::NEVER, done, describe_poll) {
             Outcome::Aborted => Err(Aborted),

@@ -6,6 +6,7 @@
 //! reached the signal's shadow: the count of arrivals that this rank expects.
 
 use cuda_std::mem;
+use cuda_std::track_callers;
 use devcomm_types::nccl::GinBarrierHandle;
 use devcomm_types::{GinType, WaitFor, WaitKind};
 
@@ -178,12 +179,12 @@ pub struct GinBarrier<'a, B> {
     first: u32,
 }
 
+#[track_callers]
 impl<B: GinBackend> GinBarrier<'_, B> {
     /// Signals this coop's arrival to the peers. [`Arrival::wait`] waits for theirs; dropping the
     /// arrival waits too. `fence` says which puts and gets are complete after the wait.
     ///
     /// NCCL's `ncclGinBarrierSession` has no split arrive and wait.
-    #[track_caller]
     pub fn arrive(&mut self, order: MemoryOrder, fence: FenceLevel) -> Arrival<'_, Self> {
         if let Err(outcome) = self.signal_peers(order, fence, Deadline::NEVER) {
             finish(self.coop, outcome, self.call(fence));
@@ -196,7 +197,6 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     ///
     /// NCCL: `ncclGinBarrierSession::sync`.
     #[doc(alias = "ncclGinBarrierSessionSync")]
-    #[track_caller]
     pub fn sync(&mut self, order: MemoryOrder, fence: FenceLevel) {
         let outcome = self.arrive_and_wait(order, fence, Deadline::NEVER);
         finish(self.coop, outcome, self.call(fence));
@@ -211,7 +211,6 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[track_caller]
     pub fn sync_timeout(
         &mut self,
         order: MemoryOrder,
@@ -222,7 +221,6 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         finish_timed(self.coop, outcome, self.call(fence))
     }
 
-    #[track_caller]
     pub(super) fn arrive_and_wait(
         &mut self,
         order: MemoryOrder,
@@ -236,7 +234,6 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     }
 
     /// Signals every peer, or none if the wait for the fence's puts did not complete.
-    #[track_caller]
     pub(super) fn signal_peers(
         &mut self,
         order: MemoryOrder,
@@ -270,7 +267,6 @@ impl<B: GinBackend> GinBarrier<'_, B> {
 
     /// Waits for the signals of this thread's share of the peers, and for its share of the gets if
     /// the fence covers them.
-    #[track_caller]
     pub(super) fn wait_for_peers(
         &mut self,
         order: MemoryOrder,
@@ -330,7 +326,6 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     }
 
     /// Increments the shadow of a peer's signal. Returns the new value, for which to wait.
-    #[track_caller]
     fn expect(&self, gin: &Gin<'_, B>, peer: i32) -> u64 {
         // SAFETY: `barrier` checked that the signal is reserved, so it has a shadow, which only the
         // barrier's threads access. NCCL uses its low 32 bits.
@@ -344,7 +339,6 @@ impl<B: GinBackend> GinBarrier<'_, B> {
 
     /// Waits until the operations that this rank has posted to this thread's share of the peers, on
     /// the contexts that the barrier covers, are complete.
-    #[track_caller]
     fn flush(&self, order: MemoryOrder, deadline: Deadline) -> Outcome {
         let mut context = 0;
         loop {
@@ -361,14 +355,12 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     }
 
     /// Returns the `i`-th of the contexts that the barrier covers.
-    #[track_caller]
     fn on_context(&self, i: i32) -> Gin<'_, B> {
         if self.set.all_contexts { self.set.gin.with_index(i as u32) } else { self.set.gin }
     }
 
     /// Returns the `i`-th pair of a context and a peer. In each context the peers begin with the
     /// next rank; this rank, if it is one of them, is the last.
-    #[track_caller]
     fn context_and_peer(&self, i: i32, peers: i32) -> (Gin<'_, B>, i32) {
         let team = self.set.team;
         let context = if self.set.all_contexts { i / peers } else { 0 };

@@ -10,6 +10,7 @@ use crate::call::CoopCall;
 use crate::gin::{Gin, GinBackend};
 use crate::wait::{Deadline, Outcome, finish, finish_by};
 use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout};
+use cuda_std::track_callers;
 
 /// A barrier of all ranks, which the host reserved with the option `barriers`:
 /// [`Gin::hybrid_barrier`].
@@ -52,6 +53,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     }
 }
 
+#[track_callers]
 impl<'a, B: GinBackend> HybridBarrier<'a, B> {
     /// Returns the inner barrier, of the LSA team only. NCCL: `ncclBarrierSession::lsaBarrier`.
     #[doc(alias = "lsaBarrier")]
@@ -61,7 +63,6 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
 
     /// Returns the outer barrier, of the rail team only. NCCL: `ncclBarrierSession::ginBarrier`.
     #[doc(alias = "ginBarrier")]
-    #[track_caller]
     pub fn rail(&mut self) -> GinBarrier<'a, B> {
         let comm = self.gin.comm();
         let handle = comm.as_raw().hybrid_rail_gin_barrier;
@@ -75,7 +76,6 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
     /// teams, so a peer's wait may depend on this rank's wait. Dropping the arrival waits too.
     ///
     /// NCCL's `ncclBarrierSession` has no split arrive and wait.
-    #[track_caller]
     pub fn arrive(&mut self, order: MemoryOrder, fence: FenceLevel) -> Arrival<'_, Self> {
         match self.path(fence) {
             Path::Network => {
@@ -95,7 +95,6 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
     ///
     /// NCCL: `ncclBarrierSession::sync`.
     #[doc(alias = "ncclBarrierSessionSync")]
-    #[track_caller]
     pub fn sync(&mut self, order: MemoryOrder, fence: FenceLevel) {
         // Without a deadline the wait does not time out.
         let _ = self.sync_until(order, fence, Deadline::NEVER);
@@ -109,7 +108,6 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[track_caller]
     pub fn sync_timeout(
         &mut self,
         order: MemoryOrder,
@@ -119,7 +117,6 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         self.sync_until(order, fence, Deadline::after(timeout))
     }
 
-    #[track_caller]
     fn sync_until(
         &mut self,
         order: MemoryOrder,
@@ -147,7 +144,6 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         }
     }
 
-    #[track_caller]
     fn outer(&mut self, path: Path) -> GinBarrier<'a, B> {
         if path == Path::LsaThenRail {
             return self.rail();

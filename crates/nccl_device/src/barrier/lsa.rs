@@ -9,6 +9,7 @@
 //! stores it when it closes.
 
 use core::mem::MaybeUninit;
+use cuda_std::track_callers;
 
 use cuda_std::atomic::{Order, Scope};
 #[cfg(target_arch = "nvptx64")]
@@ -169,9 +170,9 @@ impl Drop for LsaBarrier<'_> {
     }
 }
 
+#[track_callers]
 impl<'a> LsaBarrier<'a> {
     /// Returns NCCL's session, with the stored epoch.
-    #[track_caller]
     fn session(&self) -> MaybeUninit<LsaBarrierSession> {
         let LsaBarriers { comm, team, handle, multimem } = self.set;
         let mut session = MaybeUninit::uninit();
@@ -201,7 +202,6 @@ impl<'a> LsaBarrier<'a> {
     ///
     /// NCCL: `ncclLsaBarrierSessionArrive`.
     #[doc(alias = "ncclLsaBarrierSessionArrive")]
-    #[track_caller]
     pub fn arrive(&mut self, order: MemoryOrder) -> Arrival<'_, Self> {
         self.signal_peers(order);
         Arrival::new(self, Arrived { order, fence: FenceLevel::None })
@@ -209,7 +209,6 @@ impl<'a> LsaBarrier<'a> {
 
     /// Arrives and waits. NCCL: `ncclLsaBarrierSessionSync`.
     #[doc(alias = "ncclLsaBarrierSessionSync")]
-    #[track_caller]
     pub fn sync(&mut self, order: MemoryOrder) {
         // Without a deadline the wait does not time out.
         let _ = self.sync_until(order, Deadline::NEVER);
@@ -225,12 +224,10 @@ impl<'a> LsaBarrier<'a> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[track_caller]
     pub fn sync_timeout(&mut self, order: MemoryOrder, timeout: Timeout) -> Result<(), TimedOut> {
         self.sync_until(order, Deadline::after(timeout))
     }
 
-    #[track_caller]
     pub(super) fn sync_until(
         &mut self,
         order: MemoryOrder,
@@ -240,7 +237,6 @@ impl<'a> LsaBarrier<'a> {
         self.wait_until(order, deadline)
     }
 
-    #[track_caller]
     pub(super) fn signal_peers(&mut self, order: MemoryOrder) {
         self.forget_addresses();
         let Self { set: LsaBarriers { team, multimem, .. }, coop, .. } = *self;
@@ -269,7 +265,6 @@ impl<'a> LsaBarrier<'a> {
         }
     }
 
-    #[track_caller]
     pub(super) fn wait_until(
         &mut self,
         order: MemoryOrder,
@@ -296,7 +291,6 @@ impl<'a> LsaBarrier<'a> {
     }
 
     /// Polls this thread's share of the inboxes.
-    #[track_caller]
     fn wait_for_peers(&self, order: MemoryOrder, deadline: Deadline) -> Outcome {
         let Self { set: LsaBarriers { team, multimem, .. }, coop, .. } = *self;
         if multimem.is_some() {
@@ -319,7 +313,6 @@ impl<'a> LsaBarrier<'a> {
     }
 
     /// Polls until the count in an inbox of this rank has reached the epoch.
-    #[track_caller]
     fn wait_for(
         &self,
         inbox: *mut u32,
@@ -345,21 +338,18 @@ impl<'a> LsaBarrier<'a> {
     }
 
     /// Returns the set's array in the resource buffer of team rank `owner`.
-    #[track_caller]
     fn words(&self, owner: i32) -> *mut u32 {
         let LsaBarriers { comm, team, handle, .. } = self.set;
         comm.resource_buffer(handle.buffer).peer::<u32>(team, owner).as_ptr()
     }
 
     /// Returns the inbox in the memory of rank `owner` to which rank `peer` writes its arrivals.
-    #[track_caller]
     fn inbox(&self, owner: i32, peer: i32) -> *mut u32 {
         let LsaBarriers { team, handle, .. } = self.set;
         let inboxes = 3 * handle.n_barriers + self.index as i32 * team.n_ranks;
         self.words(owner).wrapping_offset(inboxes as isize).wrapping_offset(peer as isize)
     }
 
-    #[track_caller]
     fn own_multicast_inbox(&self) -> *mut u32 {
         let first = 2 * self.set.handle.n_barriers;
         self.words(self.set.team.rank)
@@ -367,7 +357,6 @@ impl<'a> LsaBarrier<'a> {
             .wrapping_add(self.index as usize)
     }
 
-    #[track_caller]
     fn multicast_inbox(&self, multimem: MultimemHandle) -> *mut u32 {
         let LsaBarriers { comm, handle, .. } = self.set;
         let words = comm.resource_buffer(handle.buffer).multimem_of::<u32>(multimem);

@@ -2,6 +2,7 @@
 
 use cuda_std::atomic::{Order, Scope};
 use cuda_std::mem::{load_ordered, store_ordered};
+use cuda_std::track_callers;
 use devcomm_types::{WaitFor, WaitKind};
 
 use super::arrival::{Arrive, Arrived};
@@ -44,6 +45,7 @@ const FROM_PREV: usize = 0;
 const FROM_NEXT: usize = 1;
 const EPOCH: usize = 2;
 
+#[track_callers]
 impl<'a> NeighborBarrier<'a> {
     /// The number of window elements that a barrier uses.
     pub const WORDS: usize = 3;
@@ -57,7 +59,6 @@ impl<'a> NeighborBarrier<'a> {
     /// The team's ranks can load and store each other's memory, and each rank's part of the window
     /// has these elements. They were 0 before the first launch. Only this barrier uses them, one
     /// session at a time.
-    #[track_caller]
     pub unsafe fn new(
         coop: Coop,
         comm: &'a DevComm,
@@ -72,14 +73,12 @@ impl<'a> NeighborBarrier<'a> {
 
     /// Signals this coop's arrival to the neighbours. [`Arrival::wait`] waits for theirs; dropping
     /// the arrival waits too.
-    #[track_caller]
     pub fn arrive(&mut self, order: MemoryOrder) -> Arrival<'_, Self> {
         self.signal_neighbors(order);
         Arrival::new(self, Arrived { order, fence: FenceLevel::None })
     }
 
     /// Arrives and waits.
-    #[track_caller]
     pub fn sync(&mut self, order: MemoryOrder) {
         // Without a deadline the wait does not time out.
         let _ = self.sync_until(order, Deadline::NEVER);
@@ -92,24 +91,20 @@ impl<'a> NeighborBarrier<'a> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[track_caller]
     pub fn sync_timeout(&mut self, order: MemoryOrder, timeout: Timeout) -> Result<(), TimedOut> {
         self.sync_until(order, Deadline::after(timeout))
     }
 
-    #[track_caller]
     fn sync_until(&mut self, order: MemoryOrder, deadline: Deadline) -> Result<(), TimedOut> {
         self.signal_neighbors(order);
         self.wait_until(order, deadline)
     }
 
-    #[track_caller]
     fn wait_until(&self, order: MemoryOrder, deadline: Deadline) -> Result<(), TimedOut> {
         let outcome = self.wait_for_both(order, deadline);
         finish_by(deadline, self.coop, outcome, CoopCall::new("neighbor_barrier.sync"))
     }
 
-    #[track_caller]
     fn signal_neighbors(&mut self, order: MemoryOrder) {
         self.epoch = self.epoch.wrapping_add(1);
         self.coop.sync_in(CoopCall::new("neighbor_barrier.sync"));
@@ -123,7 +118,6 @@ impl<'a> NeighborBarrier<'a> {
         }
     }
 
-    #[track_caller]
     fn wait_for_both(&self, order: MemoryOrder, deadline: Deadline) -> Outcome {
         if self.coop.thread_rank() > 0 {
             return Outcome::Done;
@@ -154,7 +148,6 @@ impl<'a> NeighborBarrier<'a> {
     }
 
     /// Returns the address of one of the barrier's words in the memory of team rank `rank`.
-    #[track_caller]
     fn word(&self, rank: i32, word: usize) -> *mut u32 {
         self.words.peer(self.team, rank).as_ptr().wrapping_add(self.first + word)
     }

@@ -68,6 +68,7 @@ mod signal;
 mod wait;
 
 use core::marker::PhantomData;
+use cuda_std::track_callers;
 
 use devcomm_types::{CounterRange, SignalRange};
 
@@ -113,10 +114,10 @@ impl<B> Clone for Gin<'_, B> {
 
 impl<B> Copy for Gin<'_, B> {}
 
+#[track_callers]
 impl DevComm {
     /// Returns context `index`, shared by all threads of the GPU. Traps unless `index` is below
     /// [`n_gin_contexts`](Self::n_gin_contexts).
-    #[track_caller]
     pub fn gin<B: GinBackend>(&self, index: u32) -> Gin<'_, B> {
         let raw = self.as_raw();
         assert!(index < raw.gin_context_count, "the device communicator has no such GIN context");
@@ -133,7 +134,6 @@ impl DevComm {
     /// Returns signal `index` of those that the host requested with `gin_signals`. Traps if there
     /// is no such signal: higher ids are those of barriers and resources. ([`SignalId::of`] takes
     /// the ranges of resources.)
-    #[track_caller]
     pub fn signal(&self, index: u32) -> SignalId {
         let count = self.as_raw().requested_signals.into();
         assert!(index < count, "signal {index}: the host requested {count} by gin_signals");
@@ -143,7 +143,6 @@ impl DevComm {
 
     /// Returns counter `index` of those that the host requested with `gin_counters`. Traps if there
     /// is no such counter.
-    #[track_caller]
     pub fn counter(&self, index: u32) -> CounterId {
         let count = self.as_raw().requested_counters.into();
         assert!(index < count, "counter {index}: the host requested {count} by gin_counters");

@@ -2,6 +2,7 @@
 //! single elements.
 
 use core::mem::size_of;
+use cuda_std::track_callers;
 
 use cuda_std::hint;
 use cuda_std::vector::{Accumulate, Vec16};
@@ -21,9 +22,9 @@ pub(super) struct Plan {
     tail: usize,
 }
 
+#[track_callers]
 impl Plan {
     /// Plans to move `count` elements from `source` to `sink` by `threads`.
-    #[track_caller]
     pub(super) fn new<T: Accumulate>(
         threads: Threads,
         source: &impl Source<T>,
@@ -48,7 +49,6 @@ impl Plan {
     ///
     /// The plan was made for this source and sink, or for ones with the same addresses modulo 16;
     /// loads from the source's and stores to the sink's elements are allowed.
-    #[track_caller]
     pub(super) unsafe fn vectors<T: Accumulate, const U: usize>(
         self,
         source: impl Source<T>,
@@ -63,7 +63,6 @@ impl Plan {
     /// # Safety
     ///
     /// The contract is that of [`Self::vectors`].
-    #[track_caller]
     pub(super) unsafe fn elements<T: Accumulate>(self, source: impl Source<T>, sink: impl Sink<T>) {
         // A loop has one copy of the code of a pass, which is inlined.
         let mut end = false;
@@ -85,7 +84,6 @@ impl Plan {
     /// # Safety
     ///
     /// The contract is that of [`Self::vectors`].
-    #[track_caller]
     pub(super) unsafe fn all<T: Accumulate, const U: usize>(
         self,
         source: impl Source<T>,
@@ -103,7 +101,6 @@ impl Plan {
     /// # Safety
     ///
     /// The contract is that of [`Self::vectors`], and the packs are aligned.
-    #[track_caller]
     unsafe fn pass<T: Accumulate, P: Pack<T>, const U: usize>(
         self,
         source: impl Source<T>,
