@@ -3,12 +3,10 @@
 //!
 //! NCCL's operations on endpoints (`ncclCft`) are not in this crate.
 
-use core::mem::size_of;
-use cuda_std::track_callers;
+use crate::prelude::*;
+use devcomm_types::CftTeamMode;
 
-use devcomm_types::{CftTeamMode, Element, Team};
-
-use crate::{DevComm, ResourceBuffer, Window, raw};
+use crate::ResourceBuffer;
 
 /// A location in the memory of a logical endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

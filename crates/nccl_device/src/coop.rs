@@ -1,13 +1,9 @@
 //! Coops: the sets of threads that make cooperative calls.
 
+use crate::prelude::*;
 use core::mem::MaybeUninit;
-use cuda_std::track_callers;
 
 use cuda_std::strided::{Index, Strided};
-use cuda_std::{thread, warp};
-
-use crate::call::CoopCall;
-use crate::raw;
 
 /// A set of threads of one block that makes cooperative calls together.
 ///

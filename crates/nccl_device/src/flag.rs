@@ -42,14 +42,10 @@
 //! # fn main() {}
 //! ```
 
-use cuda_std::atomic::{AtomicU32, Order, Scope};
-use cuda_std::track_callers;
-use cuda_std::{mem, thread};
-use devcomm_types::{WaitFor, WaitKind};
+use crate::prelude::*;
+use cuda_std::atomic::AtomicU32;
 
-use crate::call::CoopCall;
-use crate::wait::{Deadline, Outcome, finish, finish_timed, has_reached, poll_by_first};
-use crate::{Coop, DevComm, TimedOut, Timeout, Window};
+use crate::wait::{has_reached, poll_by_first};
 
 /// A range of [`Flag`]s of a window.
 #[derive(Clone, Copy)]

@@ -61,22 +61,17 @@
 mod memory;
 mod message;
 
-use cuda_std::atomic::{AtomicU32, Order, Scope};
+use crate::prelude::*;
+use cuda_std::atomic::AtomicU32;
 use cuda_std::tile::SharedTile;
-use cuda_std::track_callers;
-use cuda_std::vector::Vec16;
-use cuda_std::{hint, mem, thread};
-use devcomm_types::{Element, WaitFor, WaitKind};
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use self::memory::LamportMemoryArgs;
 pub use self::memory::{LamportMemory, lamport_words};
 use self::message::is_message;
 pub use self::message::{EMPTY, message, message_word};
-use crate::call::CoopCall;
+use crate::LsaPtr;
 use crate::flag::is_last_block;
-use crate::wait::{Deadline, finish, poll};
-use crate::{Coop, DevComm, LsaPtr, Window};
 
 /// The value of `N` if the number of ranks is known only when the kernel runs.
 pub const ANY_RANKS: usize = 0;

@@ -47,19 +47,12 @@
 //! }
 //! ```
 
+use crate::prelude::*;
 use core::marker::PhantomData;
-use cuda_std::track_callers;
 
 use bytemuck::Pod;
-use cuda_std::atomic::{Order, Scope};
-use cuda_std::vector::Vec16;
-use cuda_std::{mem, multimem};
+use cuda_std::multimem;
 use devcomm_types::nccl::{LlA2aHandle, MultimemHandle};
-use devcomm_types::{WaitFor, WaitKind};
-
-use crate::call::CoopCall;
-use crate::wait::{Deadline, Outcome, finish, finish_timed, poll};
-use crate::{Coop, DevComm, Team, TimedOut, Timeout};
 
 /// Bytes of payload in a line.
 const PAYLOAD: usize = 8;

@@ -1,9 +1,7 @@
 //! The rank that adds each part of a matrix, and the slots of the part's messages.
 
-use cuda_std::vector::Vec16;
+use crate::prelude::*;
 use cuda_std::{bf16, tile::SharedTile};
-
-use crate::Team;
 
 /// Rows of a part.
 pub(crate) const PART_ROWS: u32 = 16;

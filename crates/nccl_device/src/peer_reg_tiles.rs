@@ -1,12 +1,10 @@
 //! Sums over the ranks of tiles in registers, without a barrier.
 
+use crate::prelude::*;
 use cuda_std::prelude::*;
 use cuda_std::tile::RegTile;
-use cuda_std::track_callers;
-use cuda_std::vector::{Accumulate, Vec16};
-use cuda_std::warp;
 
-use crate::{Coop, DevComm, Lamport, LamportMemory, LamportSlots, message};
+use crate::{Lamport, LamportMemory, LamportSlots, message};
 
 /// Elements of a message.
 const LANES: usize = Vec16::<bf16>::LANES;

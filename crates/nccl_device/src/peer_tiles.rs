@@ -30,21 +30,18 @@
 
 mod sums;
 
+use crate::prelude::*;
 use core::marker::PhantomData;
-use cuda_std::track_callers;
 
-use cuda_std::atomic::{AtomicU32, Order, Scope};
+use cuda_std::atomic::AtomicU32;
 use cuda_std::prelude::*;
+use cuda_std::shared_array;
 use cuda_std::tile::SharedTile;
-use cuda_std::vector::Vec16;
-use cuda_std::{hint, mem, shared_array, thread, warp};
 use devcomm_types::TensorMap;
 
 pub use self::sums::PeerSums;
 use crate::peer_owners::{Owners, PART_COLUMNS, PART_ROWS, PeerMatrix};
-use crate::{
-    BarrierIndex, Coop, DevComm, Lamport, LamportMemory, LamportSlots, MemoryOrder, Window,
-};
+use crate::{BarrierIndex, Lamport, LamportMemory, LamportSlots};
 
 /// Vectors of a lane that are in flight together.
 const IN_FLIGHT: usize = 8;

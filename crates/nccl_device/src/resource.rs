@@ -1,10 +1,9 @@
 //! Resource buffers: memory of a device communicator, in every rank.
 
-use cuda_std::track_callers;
-use devcomm_types::Element;
+use crate::prelude::*;
 use devcomm_types::nccl::{MultimemHandle, ResourceHandle};
 
-use crate::{DevComm, LsaPtr, Team, raw};
+use crate::LsaPtr;
 
 /// A buffer that the host requested together with the device communicator, zeroed by NCCL. Like a
 /// window, it has one part per rank.

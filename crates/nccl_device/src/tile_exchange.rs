@@ -55,12 +55,10 @@
 //! # fn main() {}
 //! ```
 
-use cuda_std::track_callers;
-use cuda_std::vector::Vec16;
-use cuda_std::{mem, tma};
-use devcomm_types::Element;
+use crate::prelude::*;
+use cuda_std::tma;
 
-use crate::{Coop, DevComm, Epoch, Flag, Window};
+use crate::{Epoch, Flag};
 
 /// Vectors of 16 bytes that a thread has in flight.
 const UNROLL: usize = 8;

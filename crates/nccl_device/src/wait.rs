@@ -15,13 +15,9 @@
 //! exited. And NCCL's PROXY put spins without reading the abort flag while its queue is full, so a
 //! stalled network can block a kernel there.
 
-use cuda_std::atomic::{Order, Scope};
-use cuda_std::track_callers;
-use cuda_std::{clock, mem, thread, warp};
-use devcomm_types::{AbortBlock, STUCK_RECORDS, StuckRecord, WaitFor};
-
-use crate::call::CoopCall;
-use crate::{Coop, DevComm};
+use crate::prelude::*;
+use cuda_std::clock;
+use devcomm_types::{AbortBlock, STUCK_RECORDS, StuckRecord};
 
 /// This file, as locations in it name it.
 #[cfg(not(target_arch = "nvptx64"))]

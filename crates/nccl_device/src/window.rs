@@ -1,17 +1,12 @@
 //! Symmetric windows and pointers into them.
 
+use crate::prelude::*;
 use core::ffi::c_void;
-use cuda_std::track_callers;
 
-use cuda_std::atomic::{AtomicValue, Order, Scope};
-use cuda_std::mem;
-use cuda_std::vector::Vec16;
+use cuda_std::atomic::AtomicValue;
 use cuda_std::view::View;
 use devcomm_types::kernel::{COPIED, KernelParam, MemoryRef};
 use devcomm_types::nccl::{self, MultimemHandle};
-use devcomm_types::{Element, Team};
-
-use crate::{DevComm, raw};
 
 /// A symmetric buffer of `T`: every rank registered one buffer, the rank's part of the window.
 ///
@@ -20,16 +15,9 @@ use crate::{DevComm, raw};
 ///
 /// NCCL: `ncclWindow_t`, which is only the handle.
 #[doc(alias = "ncclWindow_t")]
+#[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Window<T>(nccl::Window<T>);
-
-impl<T> Clone for Window<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Window<T> {}
 
 // SAFETY: the type is a transparent wrapper of its `Abi`.
 unsafe impl<T: Element> KernelParam for Window<T> {
@@ -138,7 +126,7 @@ impl<T: Element> SymPtr<T> {
 ///
 /// The simulator reports loads and stores outside the part. Kernels that are compiled with checks
 /// (`cuda_builder`'s `debug`) trap at an index beyond the window's [`len`](Window::len).
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct LsaPtr<T> {
     pointer: *mut T,
     len: Bound,
@@ -174,14 +162,6 @@ impl Bound {
         );
     }
 }
-
-impl<T> Clone for LsaPtr<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for LsaPtr<T> {}
 
 #[track_callers]
 impl<T: Element> LsaPtr<T> {

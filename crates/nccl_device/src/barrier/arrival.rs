@@ -1,10 +1,9 @@
 //! The token that arriving at a barrier returns and that waiting for the peers consumes.
 
+use crate::prelude::*;
 use core::mem;
 
 use super::FenceLevel;
-use crate::wait::Deadline;
-use crate::{MemoryOrder, TimedOut, Timeout};
 
 /// The memory order and fence with which a coop arrived.
 #[derive(Clone, Copy)]

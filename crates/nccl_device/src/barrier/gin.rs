@@ -5,22 +5,18 @@
 //! increments its signal in every peer, and waits until each peer's signal in its own memory has
 //! reached the signal's shadow: the count of arrivals that this rank expects.
 
-use cuda_std::mem;
-use cuda_std::track_callers;
+use crate::prelude::*;
+use devcomm_types::GinType;
 use devcomm_types::nccl::GinBarrierHandle;
-use devcomm_types::{GinType, WaitFor, WaitKind};
 
 use super::arrival::{Arrive, Arrived};
 use super::{Arrival, BarrierIndex};
-use crate::call::CoopCall;
 use crate::gin::calls::{self, Release, Word};
 use crate::gin::{Gin, GinBackend, SignalId};
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::raw::host::GinBarrierUse;
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::wait::is_unwinding;
-use crate::wait::{Deadline, Outcome, finish, finish_by, finish_timed};
-use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout};
 
 /// The earlier puts and gets that are complete after a GIN barrier. NCCL: `ncclGinFenceLevel`.
 #[doc(alias = "ncclGinFenceLevel")]
@@ -53,20 +49,13 @@ impl FenceLevel {
 ///
 /// NCCL: `ncclGinBarrierHandle` with its team.
 #[doc(alias = "ncclGinBarrierHandle")]
+#[derive(Clone, Copy)]
 pub struct GinBarriers<'a, B> {
     gin: Gin<'a, B>,
     team: Team,
     handle: GinBarrierHandle,
     all_contexts: bool,
 }
-
-impl<B> Clone for GinBarriers<'_, B> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<B> Copy for GinBarriers<'_, B> {}
 
 impl<'a, B: GinBackend> Gin<'a, B> {
     /// Returns barrier `index` of all ranks, for the threads of `coop`: [`GinBarriers::barrier`] of

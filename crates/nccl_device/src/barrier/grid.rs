@@ -1,12 +1,7 @@
 //! A barrier between all blocks of a grid.
 
-use cuda_std::atomic::{AtomicU32, Order, Scope};
-use cuda_std::thread;
-use devcomm_types::{WaitFor, WaitKind};
-
-use crate::call::CoopCall;
-use crate::wait::{Deadline, Outcome, finish, poll};
-use crate::{Coop, DevComm};
+use crate::prelude::*;
+use cuda_std::atomic::AtomicU32;
 
 /// A barrier of all threads of a one-dimensional grid. All blocks must be co-resident, as they are
 /// in a cooperative launch, the default of a kernel that takes a [`DevComm`].

@@ -6,11 +6,8 @@
 
 use super::arrival::{Arrive, Arrived};
 use super::{Arrival, BarrierIndex, FenceLevel, GinBarrier, GinBarriers, LsaBarrier};
-use crate::call::CoopCall;
 use crate::gin::{Gin, GinBackend};
-use crate::wait::{Deadline, Outcome, finish, finish_by};
-use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout};
-use cuda_std::track_callers;
+use crate::prelude::*;
 
 /// A barrier of all ranks, which the host reserved with the option `barriers`:
 /// [`Gin::hybrid_barrier`].

@@ -8,25 +8,21 @@
 //! multicast, and for each barrier one inbox per rank. A session loads its epoch when it opens and
 //! stores it when it closes.
 
+use crate::prelude::*;
 use core::mem::MaybeUninit;
-use cuda_std::track_callers;
 
-use cuda_std::atomic::{Order, Scope};
 #[cfg(target_arch = "nvptx64")]
 use cuda_std::mem::store;
 use cuda_std::mem::{load_ordered, store_ordered};
+use cuda_std::multimem;
 use cuda_std::reduce::Sum;
-use cuda_std::{hint, multimem};
 use devcomm_types::nccl::{LsaBarrierHandle, LsaBarrierSession, MultimemHandle};
-use devcomm_types::{WaitFor, WaitKind};
 
 use super::arrival::{Arrive, Arrived};
 use super::{Arrival, BarrierIndex, FenceLevel};
-use crate::call::CoopCall;
+use crate::wait::has_reached;
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::wait::is_unwinding;
-use crate::wait::{Deadline, Outcome, finish_by, has_reached, poll};
-use crate::{Coop, DevComm, MemoryOrder, Team, TimedOut, Timeout, raw};
 
 /// A set of LSA barriers: the device communicator's, or an additional one that the host requested.
 ///

@@ -1,15 +1,11 @@
 //! A barrier between each rank and its two neighbours.
 
-use cuda_std::atomic::{Order, Scope};
+use crate::prelude::*;
 use cuda_std::mem::{load_ordered, store_ordered};
-use cuda_std::track_callers;
-use devcomm_types::{WaitFor, WaitKind};
 
 use super::arrival::{Arrive, Arrived};
 use super::{Arrival, FenceLevel};
-use crate::call::CoopCall;
-use crate::wait::{Deadline, Outcome, finish_by, has_reached, is_unwinding, poll};
-use crate::{Coop, DevComm, MemoryOrder, Team, TimedOut, Timeout, Window};
+use crate::wait::{has_reached, is_unwinding};
 
 /// A barrier between each rank of a team and its two neighbours, [`Team::prev`] and [`Team::next`]:
 /// for rings, and for stencils, which exchange borders with these two ranks only.

@@ -67,12 +67,11 @@ mod post;
 mod signal;
 mod wait;
 
+use crate::prelude::*;
 use core::marker::PhantomData;
-use cuda_std::track_callers;
 
 use devcomm_types::{CounterRange, SignalRange};
 
-use crate::{DevComm, Team};
 pub use backend::{EfaGda, Gdaki, GinBackend, Gpi, Proxy};
 use calls::Context;
 pub use post::{Get, Put, PutValue};
@@ -99,20 +98,13 @@ pub enum ResourceSharing {
 ///
 /// NCCL: `ncclGin`.
 #[doc(alias = "ncclGin")]
+#[derive(Clone, Copy)]
 pub struct Gin<'a, B> {
     pub(crate) comm: &'a DevComm,
     pub(crate) index: u32,
     sharing: ResourceSharing,
     backend: PhantomData<B>,
 }
-
-impl<B> Clone for Gin<'_, B> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<B> Copy for Gin<'_, B> {}
 
 #[track_callers]
 impl DevComm {

@@ -1,14 +1,10 @@
 //! The operations that a kernel posts: puts, puts of one value, gets, signals.
 
-use cuda_std::atomic::Scope;
-use devcomm_types::Element;
-
 use super::calls::{self, Release, RemoteAction, SymAddr};
 use super::signal::SignalAction;
 use super::{CounterId, Gin, GinBackend};
-use crate::call::CoopCall;
+use crate::prelude::*;
 use crate::window::SymPtr;
-use crate::{Coop, Team};
 
 /// `cuda::thread_scope_thread`, which tells NCCL that nothing has released the writes yet.
 const THREAD: i32 = 10;

@@ -1,15 +1,12 @@
 //! Reads of and waits for signals and counters, and flushes.
 
-use cuda_std::atomic::{Atomic, Order, Scope};
-use cuda_std::track_callers;
-use devcomm_types::{GinType, WaitFor, WaitKind};
+use crate::prelude::*;
+use cuda_std::atomic::Atomic;
+use devcomm_types::GinType;
 
 use super::calls::{self, ALL_BITS, COUNTER_BITS, Word};
 use super::signal::word;
 use super::{CounterId, Gin, GinBackend, Signal, SignalId};
-use crate::call::CoopCall;
-use crate::wait::{Deadline, Outcome, finish, finish_timed};
-use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout, raw};
 
 /// A flush to one peer that has begun. NCCL: `ncclGinRequest_t`.
 #[doc(alias = "ncclGinRequest_t")]

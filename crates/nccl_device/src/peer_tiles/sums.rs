@@ -1,10 +1,7 @@
 //! The sums of the parts that the ranks send to each other.
 
-use cuda_std::atomic::Scope;
+use crate::prelude::*;
 use cuda_std::prelude::*;
-use cuda_std::track_callers;
-use cuda_std::vector::{Accumulate, Vec16};
-use cuda_std::{hint, mem, warp};
 
 use super::{IN_FLIGHT, LANES, PeerColumn, PeerTiles, ROWS_IN_FLIGHT};
 use crate::Lamport;

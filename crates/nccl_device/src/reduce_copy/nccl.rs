@@ -29,14 +29,13 @@
 //! # fn main() {}
 //! ```
 
+use crate::prelude::*;
 use core::ffi::c_void;
-use core::mem::size_of;
 
-use devcomm_types::{Element, F8E4M3, F8E5M2, Team};
+use devcomm_types::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 use crate::raw::{self, CoopAny};
-use crate::{Coop, Window};
 
 /// An element type of NCCL's load/store functions: all twelve types.
 ///

@@ -1,16 +1,11 @@
 //! Passes of several threads over a range of elements, and the division of a range into vectors and
 //! single elements.
 
-use core::mem::size_of;
-use cuda_std::track_callers;
-
-use cuda_std::hint;
-use cuda_std::vector::{Accumulate, Vec16};
-
 use super::pack::{Elements, Pack, Vectors};
 use super::sink::Sink;
 use super::source::Source;
 use super::threads::Threads;
+use crate::prelude::*;
 
 /// The threads that share the work, and the elements that they move in vectors.
 #[derive(Clone, Copy)]

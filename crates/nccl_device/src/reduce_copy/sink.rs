@@ -1,9 +1,8 @@
 //! Sinks: the destinations of a reduction or copy.
 
-use cuda_std::vector::Accumulate;
-
 use super::buffers::{Buffers, misalignment};
 use super::pack::Pack;
+use crate::prelude::*;
 
 /// A destination: one buffer, several, or a multicast address.
 pub(super) trait Sink<T: Accumulate>: Copy {

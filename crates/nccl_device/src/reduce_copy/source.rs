@@ -1,10 +1,8 @@
 //! Sources of a reduction or copy.
 
-use cuda_std::reduce::ReduceOp;
-use cuda_std::vector::Accumulate;
-
 use super::buffers::{Buffers, misalignment};
 use super::pack::Pack;
+use crate::prelude::*;
 
 /// The memory from which values are loaded, and reduced to one value per element index.
 pub(super) trait Source<T: Accumulate>: Copy {

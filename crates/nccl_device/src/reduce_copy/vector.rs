@@ -1,10 +1,6 @@
 //! Sums and stores of one 16-byte vector over the LSA team.
 
-use cuda_std::track_callers;
-use cuda_std::vector::{Accumulate, Vec16};
-use devcomm_types::Team;
-
-use crate::Window;
+use crate::prelude::*;
 
 #[track_callers]
 impl<T: Accumulate> Window<T> {
