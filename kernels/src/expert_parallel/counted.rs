@@ -2,7 +2,6 @@
 //! share, and the flags by which ranks tell each other how far they are.
 
 use cuda_std::atomic::Order;
-use cuda_std::track_callers;
 use nccl_device::is_last_block;
 
 use super::counters::Words;

@@ -1,7 +1,6 @@
 //! Counters of the rows of experts, and the words that say which rows a token has.
 
-use cuda_std::atomic::{AtomicU32, Order, Scope};
-use cuda_std::track_callers;
+use cuda_std::atomic::Order;
 
 use super::ep_layout::NONE;
 use super::shape::Shape;

@@ -1,7 +1,5 @@
 //! The order in which clusters compute the tiles of a large product.
 
-use cuda_std::tile::TileOrder;
-
 use super::gemm_wgmma::{CLUSTER, TILE_M};
 use super::groups::GroupTiles;
 use crate::prelude::*;

@@ -133,7 +133,6 @@ impl<T: MultimemReduce<Op>, Op: ReduceOp<T>> Source<T> for Multicast<T, Op> {
         Some(misalignment(self.from))
     }
 
-    #[track_caller]
     unsafe fn rows<P: Pack<T>, const U: usize>(
         &self,
         at: usize,
@@ -165,7 +164,6 @@ impl<T: Accumulate> Sink<T> for ToMulticast<T> {
         Some(misalignment(self.0))
     }
 
-    #[track_caller]
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
         // SAFETY: the caller passes an index of a pack that the buffer has, aligned for it.
         unsafe { P::store_multicast(self.0.wrapping_add(at), value) }

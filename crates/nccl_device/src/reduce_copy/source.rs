@@ -18,6 +18,7 @@ pub(super) trait Source<T: Accumulate>: Copy {
     /// # Safety
     ///
     /// The addresses of these packs are valid for loads and aligned for the pack.
+    #[track_caller]
     unsafe fn rows<P: Pack<T>, const U: usize>(
         &self,
         at: usize,
@@ -40,7 +41,6 @@ impl<T: Accumulate> Source<T> for Copied<T> {
         Some(misalignment(self.0))
     }
 
-    #[track_caller]
     unsafe fn rows<P: Pack<T>, const U: usize>(
         &self,
         at: usize,
@@ -84,7 +84,6 @@ impl<T: Accumulate, Op: ReduceOp<T>, const N: usize> Source<T> for Reduced<T, Op
         self.misalignment
     }
 
-    #[track_caller]
     unsafe fn rows<P: Pack<T>, const U: usize>(
         &self,
         at: usize,
@@ -132,7 +131,6 @@ impl<T: Accumulate, Op: ReduceOp<T>> Source<T> for ReducedMany<T, Op> {
         self.from.misalignment()
     }
 
-    #[track_caller]
     unsafe fn rows<P: Pack<T>, const U: usize>(
         &self,
         at: usize,
