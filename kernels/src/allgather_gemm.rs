@@ -18,8 +18,7 @@
 //! The rows arrive in a bank of a [`TileExchange`], and every rank waits for rows of each peer in
 //! each launch.
 
-use cuda_std::atomic::{Order as MemoryOrder, Scope};
-use cuda_std::tma;
+use cuda_std::atomic::Order as MemoryOrder;
 use nccl_device::TileExchange;
 
 use crate::files::gemm::epilogue::Identity;

@@ -2,7 +2,6 @@
 //! when its data has arrived.
 
 use cuda_std::clock;
-use nccl_device::gin::GinBackend;
 
 use crate::prelude::*;
 

@@ -17,14 +17,23 @@
 
 mod scale;
 
-/// The names that most files use.
+/// The names that many files use.
 mod prelude {
+    pub(crate) use core::marker::PhantomData;
+
+    pub(crate) use cuda_std::atomic::{AtomicU32, Scope};
+    pub(crate) use cuda_std::collective::segment_reduce;
     pub(crate) use cuda_std::prelude::*;
+    pub(crate) use cuda_std::tile::{RegTile, SharedTile, TileOrder, Warpgroup};
+    pub(crate) use cuda_std::{tma, track_callers};
     pub(crate) use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap};
+    pub(crate) use nccl_device::gin::GinBackend;
     pub(crate) use nccl_device::{
         ANY_RANKS, BarrierIndex, Coop, DevComm, Element, Epoch, Flag, Lamport, LamportMemory,
         LamportSlots, LsaPtr, MemoryOrder, Team, Window, message,
     };
+
+    pub(crate) use crate::scale::Scale;
 }
 
 // Kernels have the names of their files; this module keeps the two kinds of names apart.

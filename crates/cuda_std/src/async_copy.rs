@@ -45,19 +45,6 @@ pub unsafe fn copy_16<T>(to: *mut T, from: *const T, pred: bool) {
     unsafe { arch::copy_16_async(arch::shared_address(to), from.cast(), pred) }
 }
 
-/// Does the same as [`copy_16`], for 4 bytes, and through L1. PTX: `cp.async.ca.shared.global` with
-/// a source size.
-///
-/// # Safety
-///
-/// The contract is that of [`copy_16`], with an alignment and a size of 4 bytes.
-#[doc(alias = "cp.async")]
-#[track_caller]
-pub unsafe fn copy_4<T>(to: *mut T, from: *const T, pred: bool) {
-    // SAFETY: the caller keeps both addresses valid and aligned until the copy is waited for.
-    unsafe { arch::copy_4_async(arch::shared_address(to), from.cast(), pred) }
-}
-
 /// Commits the copies that this thread started since the last call as a group, possibly empty.
 /// PTX: `cp.async.commit_group`.
 #[track_caller]

@@ -20,6 +20,8 @@
 //! assert_eq!(convert::bf16x2_to_f32(convert::f32_to_bf16x2([1.5, -2.0])), [1.5, -2.0]);
 //! ```
 
+use core::convert::identity;
+
 use devcomm_types::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
@@ -87,12 +89,17 @@ pub trait Float: Copy + 'static {
 /// The 16-bit floats.
 pub trait Half: Float<Pair = u32> {}
 
-macro_rules! halves {
-    ($($type:ident: $to_f32:ident $from_f32:ident $pack:ident $unpack:ident;)*) => { $(
-        impl Half for $type {}
+impl Half for bf16 {}
+impl Half for f16 {}
 
+/// Implements [`Float`] by four functions, and an expression of [`Float::word`]'s parameters.
+macro_rules! floats {
+    ($(
+        $type:ident, $pair:ident: $to_f32:ident $from_f32:ident $pack:ident $unpack:ident,
+        |$index:ident, $value:ident| $word:expr;
+    )*) => { $(
         impl Float for $type {
-            type Pair = u32;
+            type Pair = $pair;
 
             fn to_f32(self) -> f32 {
                 $to_f32(self)
@@ -102,73 +109,40 @@ macro_rules! halves {
                 $from_f32(value)
             }
 
-            fn pack(values: [f32; 2]) -> u32 {
+            fn pack(values: [f32; 2]) -> $pair {
                 $pack(values)
             }
 
-            fn unpack(pair: u32) -> [f32; 2] {
+            fn unpack(pair: $pair) -> [f32; 2] {
                 $unpack(pair)
             }
 
-            fn word(index: usize, value: impl Fn(usize) -> f32) -> u32 {
-                $pack([value(2 * index), value(2 * index + 1)])
+            fn word($index: usize, $value: impl Fn(usize) -> f32) -> u32 {
+                $word
             }
         }
     )* };
 }
 
-halves! {
-    bf16: bf16_to_f32 f32_to_bf16 f32_to_bf16x2 bf16x2_to_f32;
-    f16: f16_to_f32 f32_to_f16 f32_to_f16x2 f16x2_to_f32;
-}
-
-impl Float for F8E4M3 {
-    type Pair = u16;
-
-    fn to_f32(self) -> f32 {
-        f8e4m3_to_f32(self)
-    }
-
-    fn from_f32(value: f32) -> Self {
-        f32_to_f8e4m3(value)
-    }
-
-    fn pack(values: [f32; 2]) -> u16 {
-        f32_to_f8e4m3x2(values)
-    }
-
-    fn unpack(pair: u16) -> [f32; 2] {
-        f8e4m3x2_to_f32(pair)
-    }
-
-    fn word(index: usize, value: impl Fn(usize) -> f32) -> u32 {
+floats! {
+    bf16, u32: bf16_to_f32 f32_to_bf16 f32_to_bf16x2 bf16x2_to_f32,
+        |index, value| f32_to_bf16x2([value(2 * index), value(2 * index + 1)]);
+    f16, u32: f16_to_f32 f32_to_f16 f32_to_f16x2 f16x2_to_f32,
+        |index, value| f32_to_f16x2([value(2 * index), value(2 * index + 1)]);
+    F8E4M3, u16: f8e4m3_to_f32 f32_to_f8e4m3 f32_to_f8e4m3x2 f8e4m3x2_to_f32, |index, value| {
         let [low, high] = [4 * index, 4 * index + 2].map(|i| [value(i), value(i + 1)]);
         u32::from(Self::pack(low)) | u32::from(Self::pack(high)) << 16
-    }
+    };
+    f32, u64: identity identity f32_to_bits_x2 bits_x2_to_f32,
+        |index, value| value(index).to_bits();
 }
 
-impl Float for f32 {
-    type Pair = u64;
+fn f32_to_bits_x2([low, high]: [f32; 2]) -> u64 {
+    u64::from(low.to_bits()) | u64::from(high.to_bits()) << 32
+}
 
-    fn to_f32(self) -> f32 {
-        self
-    }
-
-    fn from_f32(value: f32) -> Self {
-        value
-    }
-
-    fn pack([low, high]: [f32; 2]) -> u64 {
-        u64::from(low.to_bits()) | u64::from(high.to_bits()) << 32
-    }
-
-    fn unpack(pair: u64) -> [f32; 2] {
-        [pair as u32, (pair >> 32) as u32].map(f32::from_bits)
-    }
-
-    fn word(index: usize, value: impl Fn(usize) -> f32) -> u32 {
-        value(index).to_bits()
-    }
+fn bits_x2_to_f32(pair: u64) -> [f32; 2] {
+    [pair as u32, (pair >> 32) as u32].map(f32::from_bits)
 }
 
 macro_rules! f8_types {

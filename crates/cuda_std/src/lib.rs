@@ -5,6 +5,7 @@
 //! (in `devcomm-sim`) without a GPU. Only [`arch`] differs between the targets.
 //!
 //! * [`kernel`]: makes a function an entry point, and on the host a type that a launch names.
+//!   [`track_callers`] is for the methods that kernels call.
 //! * [`thread`], [`warp`]: indices, barriers, shuffles, votes; [`strided`]: loops divided among
 //!   threads.
 //! * [`collective`]: reductions over a warp and a block.
@@ -92,7 +93,7 @@ pub mod wgmma;
 
 mod accumulate;
 
-pub use cuda_std_macros::{KernelParam, address_space, kernel, print, println};
+pub use cuda_std_macros::{KernelParam, address_space, kernel, print, println, track_callers};
 pub use half::{bf16, f16};
 pub use math::GpuFloat;
 
@@ -112,41 +113,8 @@ pub mod prelude {
     pub use crate::{atomic, cluster, grid, hint, math, mem, shared, thread, warp};
 }
 
-/// Kernels that fail to compile because of types; `tests/ui` has the macro's own errors.
-///
-/// An instance that the kernel's bounds exclude:
-///
-/// ```compile_fail,E0277
-/// # use cuda_std::prelude::*;
-/// #[kernel(T = [f32, bool])]
-/// fn k<T: Accumulate>(_x: *mut T) {}
-/// # fn main() {}
-/// ```
-///
-/// A parameter type that is not a [`KernelParam`]:
-///
-/// ```compile_fail,E0277
-/// # use cuda_std::prelude::*;
-/// #[kernel]
-/// fn k(_x: std::time::Duration) {}
-/// # fn main() {}
-/// ```
-///
-/// A parameter of size zero, which PTX would drop:
-///
-/// ```compile_fail,E0080
-/// # use cuda_std::prelude::*;
-/// #[derive(Clone, Copy)]
-/// struct Nothing;
-/// unsafe impl cuda_std::__private::KernelParam for Nothing {
-///     type Abi = ();
-/// }
-/// #[kernel]
-/// fn k(_x: Nothing) {}
-/// # fn main() {}
-/// ```
 #[cfg(doctest)]
-mod refusals {}
+mod tests;
 
 /// Items that the macros' generated code uses.
 #[doc(hidden)]

@@ -35,12 +35,14 @@
 //! ```
 
 use crate::arch;
+use crate::track_callers;
 
 /// A barrier in shared memory.
 #[doc(alias = "mbarrier")]
 #[derive(Clone, Copy)]
 pub struct MBarrier(arch::SharedAddress);
 
+#[track_callers]
 impl MBarrier {
     /// Returns the barrier at this address.
     ///
@@ -68,41 +70,35 @@ impl MBarrier {
     /// # Safety
     ///
     /// One thread calls this, and no thread uses the barrier yet.
-    #[track_caller]
     pub unsafe fn init(self, arrivals: u32) {
         arch::mbarrier_init(self.0, arrivals);
     }
 
     /// Arrives. This thread's earlier writes are visible to threads that wait for the phase. PTX:
     /// `mbarrier.arrive` (release at block scope).
-    #[track_caller]
     pub fn arrive(self) {
         arch::mbarrier_arrive(self.0);
     }
 
     /// Arrives at the barrier at this address in block `block` of the cluster. PTX:
     /// `mapa.shared::cluster`, `mbarrier.arrive.shared::cluster` (release at block scope).
-    #[track_caller]
     pub fn arrive_in(self, block: u32) {
         arch::mbarrier_arrive_cluster(self.0, block);
     }
 
     /// Arrives, and expects `bytes` (below 2^20) more bytes of copies in this phase. PTX:
     /// `mbarrier.arrive.expect_tx`.
-    #[track_caller]
     pub fn arrive_expect_tx(self, bytes: u32) {
         arch::mbarrier_arrive_expect_tx(self.0, bytes);
     }
 
     /// Returns whether the phase of this parity (0 or 1) has completed; may wait for a limited
     /// time. PTX: `mbarrier.try_wait.parity` (acquire at block scope).
-    #[track_caller]
     pub fn try_wait(self, parity: u32) -> bool {
         arch::mbarrier_try_wait(self.0, parity)
     }
 
     /// Waits until the phase of this parity (0 or 1) has completed.
-    #[track_caller]
     pub fn wait(self, parity: u32) {
         arch::mbarrier_wait(self.0, parity);
     }

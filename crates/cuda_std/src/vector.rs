@@ -27,19 +27,12 @@ use devcomm_types::Element;
 pub use crate::accumulate::Accumulate;
 
 /// 16 bytes of elements `T`, in memory order.
+#[derive(Clone, Copy)]
 #[repr(C, align(16))]
 pub struct Vec16<T> {
     bits: [u32; 4],
     element: PhantomData<T>,
 }
-
-impl<T> Clone for Vec16<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Vec16<T> {}
 
 impl<T> Vec16<T> {
     /// Returns the vector of these 16 bytes, given as 32-bit words.

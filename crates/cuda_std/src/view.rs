@@ -44,6 +44,7 @@
 //! # fn main() {}
 //! ```
 
+use crate::track_callers;
 use devcomm_types::Element;
 
 use crate::mem;
@@ -61,6 +62,7 @@ pub struct View<T, const D: usize> {
     strides: [usize; D],
 }
 
+#[track_callers]
 impl<T: Element, const D: usize> View<T, D> {
     /// Returns a view of elements that follow each other.
     ///
@@ -93,7 +95,6 @@ impl<T: Element, const D: usize> View<T, D> {
     }
 
     /// Returns the part of `size` elements from `first` on. Traps if it is not within the view.
-    #[track_caller]
     pub fn part(self, first: [usize; D], size: [usize; D]) -> Self {
         let mut d = 0;
         while CHECKED && d < D {
@@ -114,7 +115,6 @@ impl<T: Element, const D: usize> View<T, D> {
 
     /// Returns the address of an element. Traps, where checked, if there is no such element, or
     /// fewer than `count` from there on in the last dimension.
-    #[track_caller]
     fn address(self, at: [usize; D], count: usize) -> *mut T {
         let mut d = 0;
         while CHECKED && d < D {
@@ -137,7 +137,6 @@ impl<T: Element, const D: usize> View<T, D> {
     }
 
     /// Returns the address of the element at `at`. Traps, where checked, if there is none.
-    #[track_caller]
     pub fn as_ptr(self, at: [usize; D]) -> *mut T {
         self.address(at, 1)
     }
@@ -147,7 +146,6 @@ impl<T: Element, const D: usize> View<T, D> {
     /// # Safety
     ///
     /// `at` is within the size, and nothing writes the element at the same time.
-    #[track_caller]
     pub unsafe fn load(self, at: [usize; D]) -> T {
         // SAFETY: the element exists, as the constructor's and this function's callers guarantee.
         unsafe { mem::load(self.address(at, 1)) }
@@ -158,7 +156,6 @@ impl<T: Element, const D: usize> View<T, D> {
     /// # Safety
     ///
     /// `at` is within the size, and nothing else accesses the element at the same time.
-    #[track_caller]
     pub unsafe fn store(self, at: [usize; D], value: T) {
         // SAFETY: the element exists, as the constructor's and this function's callers guarantee.
         unsafe { mem::store(self.address(at, 1), value) }
@@ -170,7 +167,6 @@ impl<T: Element, const D: usize> View<T, D> {
     ///
     /// The contract is that of [`load`](Self::load), for each of the elements; they begin at a
     /// multiple of 16 bytes, and the last dimension's stride is 1.
-    #[track_caller]
     pub unsafe fn load_vec(self, at: [usize; D]) -> Vec16<T> {
         // SAFETY: the elements exist and are aligned, as the callers guarantee.
         unsafe { mem::load_vec(self.address(at, Vec16::<T>::LANES)) }
@@ -182,7 +178,6 @@ impl<T: Element, const D: usize> View<T, D> {
     ///
     /// The contract is that of [`store`](Self::store), for each of the elements; they begin at a
     /// multiple of 16 bytes, and the last dimension's stride is 1.
-    #[track_caller]
     pub unsafe fn store_vec(self, at: [usize; D], value: Vec16<T>) {
         // SAFETY: the elements exist and are aligned, as the callers guarantee.
         unsafe { mem::store_vec(self.address(at, Vec16::<T>::LANES), value) }

@@ -46,11 +46,6 @@ pub enum Shuffle {
     Xor,
 }
 
-/// Returns [`WARP_SIZE`], under Rust-CUDA's name.
-pub fn warp_size() -> u32 {
-    WARP_SIZE
-}
-
 /// Returns the index of the thread in its warp, 0 to 31.
 pub fn lane_id() -> u32 {
     arch::lane_id()

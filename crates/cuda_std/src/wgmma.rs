@@ -86,18 +86,13 @@ impl<T: mma::Factor> Layout<T> for MnMajor {
 pub struct Tile<T, L = KMajor>(pub(crate) arch::TileAddress, PhantomData<(T, L)>);
 
 impl<T: mma::Factor> Tile<T, MnMajor> {
-    #[track_caller]
-    pub(crate) fn transposed_at_shared(address: arch::SharedAddress, next_rows: u32) -> Self {
-        Self(arch::transposed_tile_address(address, next_rows), PhantomData)
-    }
-
     /// Returns the factor at an address in shared memory. Its first 64 rows are the columns of the
     /// tile there, the next 64 rows those of the tile `next_rows` bytes further, and so on. Address
     /// and `next_rows` are multiples of 1,024. PTX: the *leading dimension byte offset* of the
     /// matrix descriptor.
     #[track_caller]
-    pub fn transposed_at(address: *const u8, next_rows: u32) -> Self {
-        Self::transposed_at_shared(arch::shared_address(address), next_rows)
+    pub(crate) fn transposed_at_shared(address: arch::SharedAddress, next_rows: u32) -> Self {
+        Self(arch::transposed_tile_address(address, next_rows), PhantomData)
     }
 }
 

@@ -1,5 +1,5 @@
 //! The macros of `cuda_std`: [`macro@kernel`], [`macro@KernelParam`], [`macro@address_space`],
-//! [`print!`] and [`println!`]; and `devcomm`'s [`macro@test`].
+//! [`macro@track_callers`], [`print!`] and [`println!`]; and `devcomm`'s [`macro@test`].
 //!
 //! Use them through these crates, which re-export them; the code they generate names `::cuda_std`,
 //! a kernel for GIN `::nccl_device`, and a test `::devcomm`.
@@ -130,6 +130,19 @@ pub fn address_space(attr: TokenStream, item: TokenStream) -> TokenStream {
     let space = syn::parse_macro_input!(attr as syn::Ident);
     let item = syn::parse_macro_input!(item as syn::ItemStatic);
     address_space::expand(&space, &item).unwrap_or_else(|error| error.to_compile_error()).into()
+}
+
+/// Marks every function of an `impl` block `#[track_caller]`: the simulator's reports, and the
+/// panics of debug builds, then name the line of the kernel that calls it.
+#[proc_macro_attribute]
+pub fn track_callers(_: TokenStream, item: TokenStream) -> TokenStream {
+    let mut block = syn::parse_macro_input!(item as syn::ItemImpl);
+    for item in &mut block.items {
+        if let syn::ImplItem::Fn(function) = item {
+            function.attrs.push(syn::parse_quote!(#[track_caller]));
+        }
+    }
+    quote::quote!(#block).into()
 }
 
 /// Prints from a kernel, without a newline. See `println!`.

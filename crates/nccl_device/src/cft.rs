@@ -3,11 +3,10 @@
 //!
 //! NCCL's operations on endpoints (`ncclCft`) are not in this crate.
 
-use core::mem::size_of;
+use crate::prelude::*;
+use devcomm_types::CftTeamMode;
 
-use devcomm_types::{CftTeamMode, Element, Team};
-
-use crate::{DevComm, ResourceBuffer, Window, raw};
+use crate::ResourceBuffer;
 
 /// A location in the memory of a logical endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,12 +44,12 @@ impl DevComm {
     }
 }
 
+#[track_callers]
 impl<T: Element> Window<T> {
     /// Returns the location of element `index` in the endpoint of rank `peer` of `team`, which is a
     /// [`DevComm::cft_team`]. NCCL: `ncclGetCftLeInfo`.
     #[doc(alias = "ncclGetCftLeInfo")]
     #[must_use]
-    #[track_caller]
     pub fn cft_place(self, comm: &DevComm, team: Team, peer: i32, index: usize) -> CftPlace {
         let (window, offset) = (self.as_raw(), index * size_of::<T>());
         // SAFETY: the host registered the window; both pointers are to live variables.
@@ -63,7 +62,6 @@ impl<T: Element> Window<T> {
     /// `ncclGetPeerLeInfo`.
     #[doc(alias = "ncclGetPeerLeInfo")]
     #[must_use]
-    #[track_caller]
     pub fn cft_place_of_rank(self, comm: &DevComm, peer: i32, index: usize) -> CftPlace {
         let (window, offset) = (self.as_raw(), index * size_of::<T>());
         // SAFETY: the host created the descriptor; both pointers are to live variables.
@@ -76,7 +74,6 @@ impl<T: Element> Window<T> {
     /// `ncclGetMultimemLeInfo`.
     #[doc(alias = "ncclGetMultimemLeInfo")]
     #[must_use]
-    #[track_caller]
     pub fn cft_multimem_place(self, comm: &DevComm, index: usize) -> CftPlace {
         let (window, offset) = (self.as_raw(), index * size_of::<T>());
         // SAFETY: the host created the descriptor; both pointers are to live variables.
@@ -86,12 +83,12 @@ impl<T: Element> Window<T> {
     }
 }
 
+#[track_callers]
 impl ResourceBuffer<'_> {
     /// Returns the buffer's location in the endpoint of rank `peer` of [`CftTeamMode::Flat`]'s
     /// team. NCCL: `ncclGetResourceBufferCftLeInfo`.
     #[doc(alias = "ncclGetResourceBufferCftLeInfo")]
     #[must_use]
-    #[track_caller]
     pub fn cft_place(self, peer: i32) -> CftPlace {
         let (comm, handle) = (self.comm().as_raw(), self.handle());
         // SAFETY: the device communicator is valid; both pointers are to live variables.
@@ -104,7 +101,6 @@ impl ResourceBuffer<'_> {
     /// `ncclGetResourceBufferPeerLeInfo`.
     #[doc(alias = "ncclGetResourceBufferPeerLeInfo")]
     #[must_use]
-    #[track_caller]
     pub fn cft_place_of_rank(self, peer: i32) -> CftPlace {
         let (comm, handle) = (self.comm().as_raw(), self.handle());
         // SAFETY: the host created the descriptor; both pointers are to live variables.
@@ -117,7 +113,6 @@ impl ResourceBuffer<'_> {
     /// `ncclGetResourceBufferMultimemLeInfo`.
     #[doc(alias = "ncclGetResourceBufferMultimemLeInfo")]
     #[must_use]
-    #[track_caller]
     pub fn cft_multimem_place(self) -> CftPlace {
         let (comm, handle) = (self.comm().as_raw(), self.handle());
         // SAFETY: the host created the descriptor; both pointers are to live variables.

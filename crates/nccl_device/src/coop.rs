@@ -1,12 +1,9 @@
 //! Coops: the sets of threads that make cooperative calls.
 
+use crate::prelude::*;
 use core::mem::MaybeUninit;
 
 use cuda_std::strided::{Index, Strided};
-use cuda_std::{thread, warp};
-
-use crate::call::CoopCall;
-use crate::raw;
 
 /// A set of threads of one block that makes cooperative calls together.
 ///
@@ -42,17 +39,16 @@ macro_rules! init {
     }};
 }
 
+#[track_callers]
 impl Coop {
     /// Returns a coop of the calling thread alone. NCCL: `ncclCoopAnyInitThread`.
     #[doc(alias = "ncclCoopAnyInitThread")]
-    #[track_caller]
     pub fn thread() -> Self {
         init!(Kind::Thread, ncclCoopAnyInitThread())
     }
 
     /// Returns the calling thread's warp, all 32 lanes. NCCL: `ncclCoopAnyInitWarp`.
     #[doc(alias = "ncclCoopAnyInitWarp")]
-    #[track_caller]
     pub fn warp() -> Self {
         init!(Kind::Lanes(u32::MAX), ncclCoopAnyInitWarp())
     }
@@ -60,7 +56,6 @@ impl Coop {
     /// Returns the lanes of the calling thread's warp whose bits are set in `lane_mask`. NCCL:
     /// `ncclCoopAnyInitLanes`.
     #[doc(alias = "ncclCoopAnyInitLanes")]
-    #[track_caller]
     pub fn lanes(lane_mask: u32) -> Self {
         init!(Kind::Lanes(lane_mask), ncclCoopAnyInitLanes(lane_mask))
     }
@@ -69,7 +64,6 @@ impl Coop {
     /// barrier `id + 1`: spans in use at the same time need different ids. NCCL:
     /// `ncclCoopAnyInitWarpSpan`.
     #[doc(alias = "ncclCoopAnyInitWarpSpan")]
-    #[track_caller]
     pub fn warp_span(first_warp: u32, n_warps: u32, id: u32) -> Self {
         debug_assert!(id < 15, "a warp span's id is 0 to 14");
         let kind = Kind::Span { id, first_warp, n_warps };
@@ -78,14 +72,12 @@ impl Coop {
 
     /// Returns all threads of the block. NCCL: `ncclCoopAnyInitCta`.
     #[doc(alias = "ncclCoopAnyInitCta")]
-    #[track_caller]
     pub fn cta() -> Self {
         init!(Kind::Cta, ncclCoopAnyInitCta())
     }
 
     /// Returns the calling thread's rank in the coop. NCCL: `ncclCoopThreadRank`.
     #[doc(alias = "ncclCoopThreadRank")]
-    #[track_caller]
     pub fn thread_rank(&self) -> u32 {
         match self.kind {
             Kind::Thread => 0,
@@ -102,7 +94,6 @@ impl Coop {
 
     /// Returns the number of threads in the coop. NCCL: `ncclCoopSize`.
     #[doc(alias = "ncclCoopSize")]
-    #[track_caller]
     pub fn size(&self) -> u32 {
         match self.kind {
             Kind::Thread => 1,
@@ -126,7 +117,6 @@ impl Coop {
     /// }
     /// # }
     /// ```
-    #[track_caller]
     pub fn strided<N: Index>(&self, n: N) -> Strided<N> {
         Strided::new(N::from_u32(self.thread_rank()), n, N::from_u32(self.size()))
     }
@@ -134,13 +124,11 @@ impl Coop {
     /// Executes a barrier of the coop's threads: a thread's earlier writes are visible to the
     /// others after it. NCCL: `ncclCoopSync`.
     #[doc(alias = "ncclCoopSync")]
-    #[track_caller]
     pub fn sync(&self) {
         self.sync_in(CoopCall::new("coop.sync"));
     }
 
     /// Does the same as [`sync`](Self::sync), as part of `call`, for the simulator's reports.
-    #[track_caller]
     pub(crate) fn sync_in(&self, call: CoopCall) {
         let _call = call.begin(&self.any);
         match self.kind {
@@ -156,13 +144,11 @@ impl Coop {
 
     /// Does the same as [`sync`](Self::sync), and returns, in every thread, whether `mine` is true
     /// in any thread of the coop.
-    #[track_caller]
     pub fn any(&self, mine: bool) -> bool {
         self.any_in(CoopCall::new("coop.any"), mine)
     }
 
     /// Does the same as [`any`](Self::any), as part of `call`, for the simulator's reports.
-    #[track_caller]
     pub(crate) fn any_in(&self, call: CoopCall, mine: bool) -> bool {
         let _call = call.begin(&self.any);
         match self.kind {

@@ -42,13 +42,10 @@
 //! # fn main() {}
 //! ```
 
-use cuda_std::atomic::{AtomicU32, Order, Scope};
-use cuda_std::{mem, thread};
-use devcomm_types::{WaitFor, WaitKind};
+use crate::prelude::*;
+use cuda_std::atomic::AtomicU32;
 
-use crate::call::CoopCall;
-use crate::wait::{Deadline, Outcome, finish, finish_timed, has_reached, poll_by_first};
-use crate::{Coop, DevComm, TimedOut, Timeout, Window};
+use crate::wait::{has_reached, poll_by_first};
 
 /// A range of [`Flag`]s of a window.
 #[derive(Clone, Copy)]
@@ -92,6 +89,7 @@ pub struct Flag<'a> {
     index: usize,
 }
 
+#[track_callers]
 impl<'a> Flag<'a> {
     /// Returns the element `index` of `words`, in each rank of the LSA team.
     ///
@@ -104,7 +102,6 @@ impl<'a> Flag<'a> {
 
     /// Sets the flag of LSA rank `peer` to `value` after every thread of the coop has arrived. A
     /// thread that reads the value sees the coop's earlier writes. Traps if there is no such rank.
-    #[track_caller]
     pub fn post(&self, coop: Coop, peer: i32, value: u32) {
         assert!((peer as u32) < self.comm.lsa_team().n_ranks as u32, "there is no such LSA rank");
         let call = CoopCall::new("flag.post").arg("peer", peer as u64);
@@ -117,7 +114,6 @@ impl<'a> Flag<'a> {
 
     /// Returns the value of this rank's flag. The poster's earlier writes are visible to this
     /// thread.
-    #[track_caller]
     pub fn get(&self) -> u32 {
         // SAFETY: the constructor's contract: the word exists and has ordered accesses only.
         unsafe { self.words.local().load_acquire(self.index) }
@@ -125,14 +121,12 @@ impl<'a> Flag<'a> {
 
     /// Returns whether this rank's flag is `value`, or less than 2^31 above it, modulo 2^32. The
     /// poster's earlier writes are then visible to this thread.
-    #[track_caller]
     pub fn is_at_least(&self, value: u32) -> bool {
         has_reached(self.get(), value)
     }
 
     /// Waits until this rank's flag is `value`, or less than 2^31 above it, modulo 2^32. The
     /// poster's earlier writes are then visible to every thread of the coop.
-    #[track_caller]
     pub fn wait_at_least(&self, coop: Coop, value: u32) {
         let outcome = self.wait(coop, value, Deadline::NEVER);
         let call = CoopCall::new("flag.wait_at_least").arg("value", value.into());
@@ -144,7 +138,6 @@ impl<'a> Flag<'a> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[track_caller]
     pub fn wait_at_least_timeout(
         &self,
         coop: Coop,
@@ -156,15 +149,12 @@ impl<'a> Flag<'a> {
         finish_timed(coop, outcome, call)
     }
 
-    #[track_caller]
     fn wait(&self, coop: Coop, value: u32, deadline: Deadline) -> Outcome {
         let what = || WaitFor {
-            kind: WaitKind::Flag,
             index: self.index as u32,
-            context: 0,
-            peer: -1,
             wanted: value.into(),
             seen: self.get().into(),
+            ..WaitFor::of(WaitKind::Flag)
         };
         poll_by_first(self.comm, coop, deadline, || self.is_at_least(value), what)
     }

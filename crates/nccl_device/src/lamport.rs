@@ -61,21 +61,17 @@
 mod memory;
 mod message;
 
-use cuda_std::atomic::{AtomicU32, Order, Scope};
+use crate::prelude::*;
+use cuda_std::atomic::AtomicU32;
 use cuda_std::tile::SharedTile;
-use cuda_std::vector::Vec16;
-use cuda_std::{hint, mem, thread};
-use devcomm_types::{Element, WaitFor, WaitKind};
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use self::memory::LamportMemoryArgs;
 pub use self::memory::{LamportMemory, lamport_words};
 use self::message::is_message;
 pub use self::message::{EMPTY, message, message_word};
-use crate::call::CoopCall;
+use crate::LsaPtr;
 use crate::flag::is_last_block;
-use crate::wait::{Deadline, finish, poll};
-use crate::{Coop, DevComm, LsaPtr, Window};
 
 /// The value of `N` if the number of ranks is known only when the kernel runs.
 pub const ANY_RANKS: usize = 0;
@@ -108,6 +104,7 @@ pub struct LamportSlots<'a, const N: usize> {
     capacity: u32,
 }
 
+#[track_callers]
 impl<'a, const N: usize> LamportSlots<'a, N> {
     /// Returns the [`lamport_words`] of `N` ranks.
     #[must_use]
@@ -121,7 +118,6 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     /// # Safety
     ///
     /// The team has `N` ranks, and the memory is for them, of this capacity in each rank.
-    #[track_caller]
     pub unsafe fn new(comm: &'a DevComm, memory: &LamportMemory) -> Self {
         let (team, LamportMemory { slots: window, state, capacity, .. }) =
             (comm.lsa_team(), *memory);
@@ -154,7 +150,6 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     ///
     /// One launch at a time uses the memory, the same one in all ranks. Each thread that sends or
     /// receives calls this or [`join`](Self::join), and one coop of each block [`Lamport::end`].
-    #[track_caller]
     pub unsafe fn begin(self, used: u32) -> Lamport<'a, N> {
         assert!(used <= self.capacity, "a launch uses more slots than there are");
         // SAFETY: this launch alone uses the memory, as the caller guarantees.
@@ -167,7 +162,6 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     ///
     /// The contract is that of [`begin`](Self::begin); the thread uses only slots that those
     /// threads have begun with.
-    #[track_caller]
     pub unsafe fn join(self) -> Lamport<'a, N> {
         // SAFETY: the caller's contract; the word changes only after all blocks ended the session.
         let launch =
@@ -184,6 +178,7 @@ pub struct Lamport<'a, const N: usize> {
     bank: u32,
 }
 
+#[track_callers]
 impl<const N: usize> Lamport<'_, N> {
     /// The words of a session's state.
     pub const STATE: usize = 2;
@@ -221,7 +216,6 @@ impl<const N: usize> Lamport<'_, N> {
     ///
     /// `distance` is below the number of ranks. It is not 0, which is this rank, if there are two.
     /// `slot` is below the number of slots that the launch uses, and no other thread sends to it.
-    #[track_caller]
     pub unsafe fn send<T: Element>(&self, distance: usize, slot: u32, vector: Vec16<T>) {
         let to = self.slot(distance, self.me(), slot);
         // SAFETY: the caller's thread alone fills this slot in this launch.
@@ -236,7 +230,6 @@ impl<const N: usize> Lamport<'_, N> {
     ///
     /// The contract is that of [`send`](Self::send), for each of the slots, and
     /// [`SharedTile::store_swizzled`].
-    #[track_caller]
     pub unsafe fn send_tile<T, const ROWS: u32>(
         &self,
         distance: usize,
@@ -257,7 +250,6 @@ impl<const N: usize> Lamport<'_, N> {
     ///
     /// The slot is below the number of slots that the launch uses, each peer sends to it, and no
     /// other thread receives from it.
-    #[track_caller]
     pub unsafe fn receive_all<T: Element>(&self, slot: u32, mine: Vec16<T>) -> [Vec16<T>; N] {
         let mut vectors = [mine; N];
         // SAFETY: the caller's thread alone empties this slot in this launch.
@@ -271,7 +263,6 @@ impl<const N: usize> Lamport<'_, N> {
     /// # Safety
     ///
     /// The contract is that of [`receive_all`](Self::receive_all).
-    #[track_caller]
     pub unsafe fn receive_in_order<T: Element>(
         &self,
         slot: u32,
@@ -332,7 +323,6 @@ impl<const N: usize> Lamport<'_, N> {
     /// # Safety
     ///
     /// The contract is that of [`receive_all`](Self::receive_all), for this peer only.
-    #[track_caller]
     pub unsafe fn receive<T: Element>(&self, source: usize, slot: u32) -> Vec16<T> {
         let mut vector = Vec16::from_bits([EMPTY; 4]);
         self.wait(slot, || {
@@ -354,7 +344,6 @@ impl<const N: usize> Lamport<'_, N> {
     ///
     /// The contract is that of [`receive_all`](Self::receive_all), for this peer and each of the
     /// slots.
-    #[track_caller]
     pub unsafe fn receive_several<T: Element, const K: usize>(
         &self,
         source: usize,
@@ -375,7 +364,6 @@ impl<const N: usize> Lamport<'_, N> {
     ///
     /// The contract is that of [`receive_several`](Self::receive_several), for each of the ranks
     /// and its slot.
-    #[track_caller]
     pub unsafe fn receive_each<T: Element, const K: usize>(
         &self,
         mut vectors: [Vec16<T>; K],
@@ -417,7 +405,6 @@ impl<const N: usize> Lamport<'_, N> {
     ///
     /// The contract is that of [`receive_all`](Self::receive_all), but this peer need not send to
     /// the slot.
-    #[track_caller]
     pub unsafe fn peek<T: Element>(&self, source: usize, slot: u32) -> Option<Vec16<T>> {
         // SAFETY: the caller's thread alone empties this slot in this launch.
         let (vector, has_arrived) = unsafe { self.poll(source, slot) };
@@ -429,7 +416,6 @@ impl<const N: usize> Lamport<'_, N> {
     /// # Safety
     ///
     /// The contract is that of [`receive`](Self::receive). This thread has read the message.
-    #[track_caller]
     pub unsafe fn empty(&self, source: usize, slot: u32) {
         let slot = self.slot(0, source, slot);
         // SAFETY: the caller's contract: no peer sends to this slot before the launch after next.
@@ -441,7 +427,6 @@ impl<const N: usize> Lamport<'_, N> {
     /// # Safety
     ///
     /// The contract is that of [`receive`](Self::receive).
-    #[track_caller]
     unsafe fn poll<T: Element>(&self, source: usize, slot: u32) -> (Vec16<T>, bool) {
         // SAFETY: the caller's thread alone empties this slot in this launch.
         let vector = unsafe { self.load(source, slot) };
@@ -453,7 +438,6 @@ impl<const N: usize> Lamport<'_, N> {
     /// # Safety
     ///
     /// The contract is that of [`receive`](Self::receive).
-    #[track_caller]
     unsafe fn load<T: Element>(&self, source: usize, slot: u32) -> Vec16<T> {
         let from = self.slot(0, source, slot);
         // SAFETY: the caller's contract; peers store whole words.
@@ -461,16 +445,8 @@ impl<const N: usize> Lamport<'_, N> {
     }
 
     /// Waits until `done`. The host's report of an aborted wait names the slot.
-    #[track_caller]
     fn wait(&self, slot: u32, done: impl FnMut() -> bool) {
-        let what = || WaitFor {
-            kind: WaitKind::Lamport,
-            index: slot,
-            context: 0,
-            peer: -1,
-            wanted: 0,
-            seen: 0,
-        };
+        let what = || WaitFor { index: slot, ..WaitFor::of(WaitKind::Lamport) };
         let outcome = poll(self.slots.comm, Deadline::NEVER, done, what);
         finish(Coop::thread(), outcome, CoopCall::new("a wait for a slot"));
     }
@@ -483,7 +459,6 @@ impl<const N: usize> Lamport<'_, N> {
     /// The threads of the coop call this together, one coop of each block and once per launch,
     /// after a barrier by which each thread of the block that uses the session has sent or received
     /// a message: it has then loaded the number of the launch, which the last block's call changes.
-    #[track_caller]
     pub unsafe fn end(&self, coop: Coop) {
         // SAFETY: the caller's contract. Relaxed is enough: the threads have loaded the number of
         // the launch, as they have sent to, or loaded from, addresses made of it.

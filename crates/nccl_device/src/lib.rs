@@ -76,6 +76,19 @@
 //! ```
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 
+/// The names that most files use.
+mod prelude {
+    pub(crate) use cuda_std::atomic::{Order, Scope};
+    pub(crate) use cuda_std::reduce::ReduceOp;
+    pub(crate) use cuda_std::vector::{Accumulate, Vec16};
+    pub(crate) use cuda_std::{hint, mem, thread, track_callers, warp};
+    pub(crate) use devcomm_types::{Element, Team, WaitFor, WaitKind};
+
+    pub(crate) use crate::call::CoopCall;
+    pub(crate) use crate::wait::{Deadline, Outcome, finish, finish_by, finish_timed, poll};
+    pub(crate) use crate::{Coop, DevComm, MemoryOrder, TimedOut, Timeout, Window, raw};
+}
+
 mod barrier;
 mod call;
 mod cft;

@@ -47,18 +47,12 @@
 //! }
 //! ```
 
+use crate::prelude::*;
 use core::marker::PhantomData;
 
 use bytemuck::Pod;
-use cuda_std::atomic::{Order, Scope};
-use cuda_std::vector::Vec16;
-use cuda_std::{mem, multimem};
+use cuda_std::multimem;
 use devcomm_types::nccl::{LlA2aHandle, MultimemHandle};
-use devcomm_types::{WaitFor, WaitKind};
-
-use crate::call::CoopCall;
-use crate::wait::{Deadline, Outcome, finish, finish_timed, poll};
-use crate::{Coop, DevComm, Team, TimedOut, Timeout};
 
 /// Bytes of payload in a line.
 const PAYLOAD: usize = 8;
@@ -81,6 +75,7 @@ pub struct LlA2aBuffer<'a> {
     multimem: Option<MultimemHandle>,
 }
 
+#[track_callers]
 impl<'a> LlA2aBuffer<'a> {
     /// Returns the memory of a handle, for the ranks of `team`.
     ///
@@ -112,7 +107,6 @@ impl<'a> LlA2aBuffer<'a> {
     ///
     /// NCCL: `ncclLLA2ASession`'s constructor and destructor.
     #[doc(alias = "ncclLLA2ASession")]
-    #[track_caller]
     pub fn with<T: Pod, R>(
         self,
         coop: Coop,
@@ -155,7 +149,6 @@ impl<'a> LlA2aBuffer<'a> {
     /// }
     /// # fn main() {}
     /// ```
-    #[track_caller]
     pub fn all_reduce<T: Pod>(self, coop: Coop, block: u32, mine: T, op: impl Fn(T, T) -> T) -> T {
         let mut session = self.open(coop, block, self.team.n_ranks as u32);
         let all = session.all_reduce(mine, op);
@@ -163,7 +156,6 @@ impl<'a> LlA2aBuffer<'a> {
         all
     }
 
-    #[track_caller]
     fn open<T: Pod>(self, coop: Coop, block: u32, max_elements: u32) -> LlA2a<'a, T> {
         assert!(block < self.blocks, "the host reserved no lines for this block");
         let slots = u64::from(max_elements) * LlA2a::<T>::LINES as u64;
@@ -206,6 +198,7 @@ pub struct LlA2a<'a, T> {
     element: PhantomData<T>,
 }
 
+#[track_callers]
 impl<T: Pod> LlA2a<'_, T> {
     /// The number of lines per element.
     const LINES: usize = {
@@ -219,7 +212,6 @@ impl<T: Pod> LlA2a<'_, T> {
     ///
     /// NCCL: `ncclLLA2ASession::send`.
     #[doc(alias = "ncclLLA2ASession::send")]
-    #[track_caller]
     pub fn send(&self, peer: i32, element: u32, value: T) {
         let LlA2aBuffer { comm, team, handle, .. } = self.buffer;
         assert!((peer as u32) < team.n_ranks as u32, "the peer is not in the session's team");
@@ -235,7 +227,6 @@ impl<T: Pod> LlA2a<'_, T> {
     ///
     /// NCCL: `ncclLLA2ASession::bcast`.
     #[doc(alias = "ncclLLA2ASession::bcast")]
-    #[track_caller]
     pub fn broadcast(&self, element: u32, value: T) {
         let LlA2aBuffer { comm, team, handle, multimem, .. } = self.buffer;
         if let Some(multimem) = multimem {
@@ -260,7 +251,6 @@ impl<T: Pod> LlA2a<'_, T> {
     ///
     /// NCCL: `ncclLLA2ASession::recv`.
     #[doc(alias = "ncclLLA2ASession::recv")]
-    #[track_caller]
     pub fn receive(&self, element: u32) -> T {
         let [value] = self.receive_each([element]);
         value
@@ -271,7 +261,6 @@ impl<T: Pod> LlA2a<'_, T> {
     /// # Errors
     ///
     /// [`TimedOut`].
-    #[track_caller]
     pub fn receive_timeout(&self, element: u32, timeout: Timeout) -> Result<T, TimedOut> {
         let mut lines = [[Line::from_bits([0; 4]); MAX_LINES]];
         let outcome = self.load_lines(&[element], &mut lines, Deadline::after(timeout));
@@ -283,7 +272,6 @@ impl<T: Pod> LlA2a<'_, T> {
     ///
     /// NCCL: `ncclLLA2ASession::recvUnrolled`.
     #[doc(alias = "ncclLLA2ASession::recvUnrolled")]
-    #[track_caller]
     pub fn receive_each<const N: usize>(&self, elements: [u32; N]) -> [T; N] {
         let mut lines = [[Line::from_bits([0; 4]); MAX_LINES]; N];
         let outcome = self.load_lines(&elements, &mut lines, Deadline::NEVER);
@@ -296,7 +284,6 @@ impl<T: Pod> LlA2a<'_, T> {
     ///
     /// NCCL: `ncclLLA2ASession::recvReduce`.
     #[doc(alias = "ncclLLA2ASession::recvReduce")]
-    #[track_caller]
     pub fn receive_reduce<A: Copy, const N: usize>(
         &self,
         first: u32,
@@ -330,7 +317,6 @@ impl<T: Pod> LlA2a<'_, T> {
     /// Every thread of the coop calls this with the same `mine`, such as what
     /// [`block_reduce`](cuda_std::collective::block_reduce) returns. Traps if the session has fewer
     /// elements than ranks.
-    #[track_caller]
     pub fn all_reduce(&mut self, mine: T, op: impl Fn(T, T) -> T) -> T {
         let LlA2aBuffer { team, multimem, .. } = self.buffer;
         if multimem.is_none() {
@@ -347,7 +333,6 @@ impl<T: Pod> LlA2a<'_, T> {
     }
 
     /// Stores the epoch, if one has ended, for the next session.
-    #[track_caller]
     fn close(self) {
         // All threads have loaded the word before an epoch ended, at the barrier of `end_epoch`.
         if self.coop.thread_rank() == 0 && self.epoch != self.first {
@@ -361,7 +346,6 @@ impl<T: Pod> LlA2a<'_, T> {
     ///
     /// NCCL: `ncclLLA2ASession::endEpoch`.
     #[doc(alias = "ncclLLA2ASession::endEpoch")]
-    #[track_caller]
     pub fn end_epoch(&mut self) {
         if self.epoch >= u32::MAX - 1 {
             // Clear the bank's lines, which might match the epochs after the wrap-around.
@@ -391,14 +375,12 @@ impl<T: Pod> LlA2a<'_, T> {
         self.block * (1 + 2 * slots) + 1 + (self.epoch & 1) * slots
     }
 
-    #[track_caller]
     fn own_lines(&self) -> *mut Line {
         let LlA2aBuffer { comm, handle, .. } = self.buffer;
         comm.resource_buffer(handle.buffer).local::<u32>().as_ptr().cast()
     }
 
     /// Returns the word that stores the epoch between sessions.
-    #[track_caller]
     fn header(&self) -> *mut u32 {
         let line = self.block * (1 + 2 * self.buffer.handle.n_slots);
         self.own_lines().wrapping_add(line as usize).cast()
@@ -409,7 +391,6 @@ impl<T: Pod> LlA2a<'_, T> {
     /// # Safety
     ///
     /// `lines` is the array of a rank, or its multicast address, and the element exists.
-    #[track_caller]
     unsafe fn store_lines<const MULTICAST: bool>(&self, lines: *mut Line, element: u32, value: T) {
         let mut words = [[0; 2]; MAX_LINES];
         // SAFETY: the value fits, by `LINES`.
@@ -432,13 +413,11 @@ impl<T: Pod> LlA2a<'_, T> {
         }
     }
 
-    #[track_caller]
     fn check_element(&self, element: u32) {
         assert!(element < self.pitch, "the session has no such element");
     }
 
     /// Polls until all lines of the elements have this epoch.
-    #[track_caller]
     fn load_lines<const N: usize>(
         &self,
         elements: &[u32; N],
@@ -469,7 +448,9 @@ impl<T: Pod> LlA2a<'_, T> {
             }
             all
         };
-        poll(self.buffer.comm, deadline, done, || self.describe_wait(elements[0]))
+        let (index, wanted) = (elements[0], self.epoch.into());
+        let what = || WaitFor { index, wanted, ..WaitFor::of(WaitKind::LlA2a) };
+        poll(self.buffer.comm, deadline, done, what)
     }
 
     /// Returns the value of an element whose lines have arrived.
@@ -483,11 +464,6 @@ impl<T: Pod> LlA2a<'_, T> {
         }
         // SAFETY: a `T` fits, by `LINES`, and every bit pattern is valid.
         unsafe { words.as_ptr().cast::<T>().read_unaligned() }
-    }
-
-    fn describe_wait(&self, element: u32) -> WaitFor {
-        let wanted = self.epoch.into();
-        WaitFor { kind: WaitKind::LlA2a, index: element, context: 0, peer: -1, wanted, seen: 0 }
     }
 }
 

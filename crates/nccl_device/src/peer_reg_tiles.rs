@@ -1,11 +1,10 @@
 //! Sums over the ranks of tiles in registers, without a barrier.
 
+use crate::prelude::*;
 use cuda_std::prelude::*;
 use cuda_std::tile::RegTile;
-use cuda_std::vector::{Accumulate, Vec16};
-use cuda_std::warp;
 
-use crate::{Coop, DevComm, Lamport, LamportMemory, LamportSlots, message};
+use crate::{Lamport, LamportMemory, LamportSlots, message};
 
 /// Elements of a message.
 const LANES: usize = Vec16::<bf16>::LANES;
@@ -26,6 +25,7 @@ pub struct PeerRegTiles<'a, const N: usize> {
     session: Lamport<'a, N>,
 }
 
+#[track_callers]
 impl<'a, const N: usize> PeerRegTiles<'a, N> {
     /// Returns the number of slots of `tiles` tiles of 16 rows and `columns` columns, a multiple of
     /// 16, for each rank that sends, if it fits in 32 bits.
@@ -41,7 +41,6 @@ impl<'a, const N: usize> PeerRegTiles<'a, N> {
     /// The previous kernels have ended. `memory` is as [`LamportSlots::new`] and
     /// [`LamportSlots::begin`] need it. The ranks' launches have the same grid, and each warp has
     /// the same tiles.
-    #[track_caller]
     pub unsafe fn begin(comm: &'a DevComm, memory: &LamportMemory, used: u32) -> Self {
         const { assert!(N == 2 || N == 4 || N == 8, "tiles are added over 2, 4 or 8 ranks") };
         // SAFETY: the caller's slots and state are those of `begin`, and the ranks launch the same.
@@ -58,7 +57,6 @@ impl<'a, const N: usize> PeerRegTiles<'a, N> {
     /// The lanes of a warp call this together, once for each number in a launch, with the same
     /// arguments in all ranks. Each tile has `s` = [`slots`](Self::slots) of one tile; this tile's
     /// slots, from `number * s` on, are below the capacity.
-    #[track_caller]
     pub unsafe fn add<const BLOCKS: usize>(
         &self,
         number: u32,
@@ -127,7 +125,6 @@ impl<'a, const N: usize> PeerRegTiles<'a, N> {
     /// # Safety
     ///
     /// One thread of each block calls this, once, after a barrier of the threads that add.
-    #[track_caller]
     pub unsafe fn end(&self) {
         // SAFETY: the caller is one thread of the block, after a barrier of those that add.
         unsafe { self.session.end(Coop::thread()) };

@@ -30,20 +30,18 @@
 
 mod sums;
 
+use crate::prelude::*;
 use core::marker::PhantomData;
 
-use cuda_std::atomic::{AtomicU32, Order, Scope};
+use cuda_std::atomic::AtomicU32;
 use cuda_std::prelude::*;
+use cuda_std::shared_array;
 use cuda_std::tile::SharedTile;
-use cuda_std::vector::Vec16;
-use cuda_std::{hint, mem, shared_array, thread, warp};
 use devcomm_types::TensorMap;
 
 pub use self::sums::PeerSums;
 use crate::peer_owners::{Owners, PART_COLUMNS, PART_ROWS, PeerMatrix};
-use crate::{
-    BarrierIndex, Coop, DevComm, Lamport, LamportMemory, LamportSlots, MemoryOrder, Window,
-};
+use crate::{BarrierIndex, Lamport, LamportMemory, LamportSlots};
 
 /// Vectors of a lane that are in flight together.
 const IN_FLIGHT: usize = 8;
@@ -102,6 +100,7 @@ pub struct PeerColumn {
     slot: u32,
 }
 
+#[track_callers]
 impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
     /// Rows of a part.
     pub const ROWS: u32 = PART_ROWS;
@@ -165,7 +164,6 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
 
     /// Initialises the words of the block in shared memory. All threads of the block call this
     /// before any thread calls another method that uses the words.
-    #[track_caller]
     pub fn prepare(&self) {
         if thread::thread_idx_x() == 0 {
             // SAFETY: no other thread uses the words before the barrier.
@@ -185,7 +183,6 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
     /// # Safety
     ///
     /// The previous kernels have ended.
-    #[track_caller]
     pub unsafe fn begin(&self) -> Lamport<'a, N> {
         // SAFETY: the previous kernels have ended, and the caller of `new` passed these slots.
         unsafe { LamportSlots::new(self.comm, self.memory).begin(O::used(&self.matrix())) }
@@ -196,7 +193,6 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
     /// # Safety
     ///
     /// The previous kernels have ended.
-    #[track_caller]
     pub unsafe fn join(&self) -> Lamport<'a, N> {
         // SAFETY: the previous kernels have ended, and the caller of `new` passed these slots.
         unsafe { LamportSlots::new(self.comm, self.memory).join() }
@@ -213,7 +209,6 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
     /// # Safety
     ///
     /// One lane calls this, and the contract of [`SharedTile::store`] holds.
-    #[track_caller]
     pub unsafe fn keep<T>(&self, map: &TensorMap, row: u32, column: u32, part: SharedTile<T, 16>) {
         if N == 2 && self.is_own(O::place(&self.matrix(), row, column).owner) {
             // SAFETY: the caller keeps the tile until the store has read it.
@@ -229,7 +224,6 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
     /// One lane calls this, once for each part, after the previous kernels. The words of the tile
     /// are as [`message_word`](crate::message_word) makes them, visible to TMA, and not written
     /// before TMA has read them.
-    #[track_caller]
     pub unsafe fn send<T>(&self, row: u32, column: u32, part: SharedTile<T, 16>) {
         let matrix = self.matrix();
         let place = O::place(&matrix, row, column);
@@ -260,7 +254,6 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
     /// Signals that warp `warp` of the block, below 16, has stored the parts that it
     /// [keeps](Self::keep) of its first `tiles` tiles in this launch. One lane calls it, after the
     /// wait for the end of these stores; messages may still be on their way.
-    #[track_caller]
     pub fn stored(&self, warp: u32, tiles: u32) {
         debug_assert!(warp < WARPS as u32);
         // SAFETY: the word is one of the block's, which only this warp writes.
@@ -272,7 +265,6 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
 
     /// Waits until warp `warp` has [stored](Self::stored) more than `tiles` tiles, if parts are
     /// kept. All lanes of a warp call it. The host can abort the wait.
-    #[track_caller]
     pub fn wait_stored(&self, warp: u32, tiles: u32) {
         if N == 2 {
             self.wait_for_word(stored_counters().wrapping_add(warp as usize), tiles);
@@ -282,7 +274,6 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
     /// Waits until all ranks have begun this launch, if the owners store to all ranks. Then the
     /// work before the launch in their streams has ended, and their C may be stored to. Each warp
     /// that adds calls this first; exactly one of them passes `first = true`.
-    #[track_caller]
     pub fn meet(&self, first: bool) {
         if !O::BROADCASTS {
             return;
@@ -298,7 +289,6 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
     }
 
     /// Waits until a word of the block is more than `value`.
-    #[track_caller]
     fn wait_for_word(&self, word: *const u32, value: u32) {
         self.comm.wait_until(Coop::warp(), || {
             // SAFETY: the word is one of the block's, and written by ordered stores.
@@ -312,7 +302,6 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
 
     /// Signals that the calling thread has added all its elements, before the barrier that precedes
     /// [`end`](Self::end).
-    #[track_caller]
     pub fn added(&self) {
         if O::BROADCASTS {
             // SAFETY: the word is one of the block's.
@@ -343,7 +332,6 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
     /// # Safety
     ///
     /// The previous kernels have ended.
-    #[track_caller]
     pub unsafe fn sums(&self) -> PeerSums<'a, O, N> {
         // SAFETY: the caller ensures that the previous kernels have ended.
         PeerSums::new(*self, unsafe { self.begin() })
@@ -358,7 +346,6 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
     /// All threads of the block call this, once, after a barrier of the block that follows all
     /// parts that its threads send and add. If the owners store to all ranks, `threads` is the
     /// number of threads that have called [`added`](Self::added).
-    #[track_caller]
     pub unsafe fn end(&self, threads: u32) {
         if O::BROADCASTS {
             // SAFETY: no thread changes the word any more.

@@ -38,14 +38,16 @@ pub use devcomm_types::nccl::{
 use devcomm_types::{F8E4M3, F8E5M2};
 
 macro_rules! nccl_functions {
-    ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $ret:ty)?;)*) => {
+    ($(
+        $header:literal:
+        $(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $ret:ty)?;)*
+    )*) => {
         #[cfg(target_arch = "nvptx64")]
         unsafe extern "C-unwind" {
-            $(
-                #[doc = concat!("NCCL's `", stringify!($name), "`.")]
-                $(#[$meta])*
+            $($(
+                #[doc = concat!("NCCL's `", stringify!($name), "`, declared in `", $header, "`.")]
                 pub fn $name($($arg: $type),*) $(-> $ret)?;
-            )*
+            )*)*
         }
 
         #[cfg(not(target_arch = "nvptx64"))]
@@ -63,11 +65,10 @@ macro_rules! nccl_functions {
             /// The simulator's implementations of the listed functions and of waits.
             #[allow(non_snake_case)]
             pub struct NcclDevice {
-                $(
+                $($(
                     #[doc = concat!("The simulator's `", stringify!($name), "`.")]
-                    $(#[$meta])*
                     pub $name: unsafe extern "C-unwind" fn($($type),*) $(-> $ret)?,
-                )*
+                )*)*
                 /// The waits of this crate's typed layer.
                 pub waits: Waits,
                 /// Checks of this crate's typed layer.
@@ -161,9 +162,9 @@ macro_rules! nccl_functions {
 
             pub(super) mod functions {
                 use super::*;
-                $(
-                    #[doc = concat!("NCCL's `", stringify!($name), "`.")]
-                    $(#[$meta])*
+                $($(
+                    #[doc = concat!("NCCL's `", stringify!($name), "`, declared in `")]
+                    #[doc = concat!($header, "`.")]
                     ///
                     /// # Safety
                     ///
@@ -176,7 +177,7 @@ macro_rules! nccl_functions {
                         // of NCCL's.
                         unsafe { (table(stringify!($name)).$name)($($arg),*) }
                     }
-                )*
+                )*)*
             }
         }
     };

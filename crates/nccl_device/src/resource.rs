@@ -1,9 +1,9 @@
 //! Resource buffers: memory of a device communicator, in every rank.
 
-use devcomm_types::Element;
+use crate::prelude::*;
 use devcomm_types::nccl::{MultimemHandle, ResourceHandle};
 
-use crate::{DevComm, LsaPtr, Team, raw};
+use crate::LsaPtr;
 
 /// A buffer that the host requested together with the device communicator, zeroed by NCCL. Like a
 /// window, it has one part per rank.
@@ -36,11 +36,11 @@ impl<'a> ResourceBuffer<'a> {
     }
 }
 
+#[track_callers]
 impl ResourceBuffer<'_> {
     /// Returns the buffer's byte offset in the resource window. NCCL:
     /// `ncclGetResourceBufferOffset`.
     #[doc(alias = "ncclGetResourceBufferOffset")]
-    #[track_caller]
     pub fn byte_offset(self) -> usize {
         // SAFETY: NCCL only computes with the handle's value.
         unsafe { raw::ncclGetResourceBufferOffset(self.handle) }
@@ -48,7 +48,6 @@ impl ResourceBuffer<'_> {
 
     /// Returns this rank's part. NCCL: `ncclGetResourceBufferLocalPointer`.
     #[doc(alias = "ncclGetResourceBufferLocalPointer")]
-    #[track_caller]
     pub fn local<T: Element>(self) -> LsaPtr<T> {
         // SAFETY: NCCL computes an address from the device communicator.
         let pointer =
@@ -59,7 +58,6 @@ impl ResourceBuffer<'_> {
     /// Returns the part of rank `peer` of the LSA team; `peer` is not checked. NCCL:
     /// `ncclGetResourceBufferLsaPointer`.
     #[doc(alias = "ncclGetResourceBufferLsaPointer")]
-    #[track_caller]
     pub fn lsa<T: Element>(self, peer: i32) -> LsaPtr<T> {
         // SAFETY: NCCL computes an address from the device communicator.
         let pointer =
@@ -70,7 +68,6 @@ impl ResourceBuffer<'_> {
     /// Returns the part of rank `peer` of `team`, which is also in the LSA team; not checked. NCCL:
     /// `ncclGetResourceBufferPeerPointer`.
     #[doc(alias = "ncclGetResourceBufferPeerPointer")]
-    #[track_caller]
     pub fn peer<T: Element>(self, team: Team, peer: i32) -> LsaPtr<T> {
         // SAFETY: NCCL computes an address from the device communicator.
         let pointer = unsafe {
@@ -82,7 +79,6 @@ impl ResourceBuffer<'_> {
     /// Returns the multicast address of the parts of a team, for `multimem` instructions only.
     /// NCCL: `ncclGetResourceBufferMultimemPointer`.
     #[doc(alias = "ncclGetResourceBufferMultimemPointer")]
-    #[track_caller]
     pub fn multimem_of<T: Element>(self, multimem: MultimemHandle) -> *mut T {
         // SAFETY: NCCL computes an address from the device communicator.
         unsafe {
@@ -95,7 +91,6 @@ impl ResourceBuffer<'_> {
     /// only. The device communicator must have been created with `lsa_multimem`. NCCL:
     /// `ncclGetResourceBufferLsaMultimemPointer`.
     #[doc(alias = "ncclGetResourceBufferLsaMultimemPointer")]
-    #[track_caller]
     pub fn multimem<T: Element>(self) -> *mut T {
         // SAFETY: NCCL computes an address from the device communicator.
         unsafe { raw::ncclGetResourceBufferLsaMultimemPointer(self.comm.as_raw(), self.handle) }

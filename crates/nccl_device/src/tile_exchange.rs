@@ -55,11 +55,10 @@
 //! # fn main() {}
 //! ```
 
-use cuda_std::vector::Vec16;
-use cuda_std::{mem, tma};
-use devcomm_types::Element;
+use crate::prelude::*;
+use cuda_std::tma;
 
-use crate::{Coop, DevComm, Epoch, Flag, Window};
+use crate::{Epoch, Flag};
 
 /// Vectors of 16 bytes that a thread has in flight.
 const UNROLL: usize = 8;
@@ -72,6 +71,7 @@ pub struct TileExchange<'a, T> {
     epoch: Epoch,
 }
 
+#[track_callers]
 impl<'a, T: Element> TileExchange<'a, T> {
     /// The number of words of an exchange's state.
     pub const STATE: usize = Epoch::WORDS;
@@ -85,7 +85,6 @@ impl<'a, T: Element> TileExchange<'a, T> {
     /// of this GPU's memory, all 0 before the first launch. The windows have the same lengths in
     /// every rank, and only exchanges with this state use them: one launch at a time, after the
     /// previous one has ended. All blocks of a launch [`end`](Self::end) the exchange.
-    #[track_caller]
     pub unsafe fn begin(
         comm: &'a DevComm,
         inbox: Window<T>,
@@ -102,7 +101,6 @@ impl<'a, T: Element> TileExchange<'a, T> {
     }
 
     /// Returns the element `at` of a rank's bank.
-    #[track_caller]
     fn element(&self, peer: i32, at: usize) -> *mut T {
         let bank = self.bank() as usize * (self.inbox.len() / 2);
         self.inbox.lsa(peer).as_ptr().wrapping_add(bank + at)
@@ -121,7 +119,6 @@ impl<'a, T: Element> TileExchange<'a, T> {
     /// `from` has the elements, in this GPU's memory. The bank has them too. In both they begin at
     /// a multiple of 16 bytes, and they are whole vectors of 16 bytes. The flag exists, and nothing
     /// else sets it in this launch. Until it is set nothing else accesses these elements.
-    #[track_caller]
     pub unsafe fn push(
         &self,
         coop: Coop,
@@ -169,7 +166,6 @@ impl<'a, T: Element> TileExchange<'a, T> {
     /// The contract is that of [`push`](Self::push); `from` lies in shared memory. It is written
     /// before a [`fence_async_shared`](tma::fence_async_shared) of the writing threads and a
     /// barrier with this thread, and not again before the call returns.
-    #[track_caller]
     pub unsafe fn push_shared(
         &self,
         peers: impl Iterator<Item = i32> + Clone,
@@ -192,13 +188,11 @@ impl<'a, T: Element> TileExchange<'a, T> {
     }
 
     /// Returns whether a tile has arrived in this rank's bank. Then the calling thread sees it.
-    #[track_caller]
     pub fn has_arrived(&self, tile: u32) -> bool {
         self.flag(tile).is_at_least(self.epoch.get())
     }
 
     /// Waits until a tile has arrived in this rank's bank. Then all threads of the coop see it.
-    #[track_caller]
     pub fn wait_for(&self, coop: Coop, tile: u32) {
         self.flag(tile).wait_at_least(coop, self.epoch.get());
     }
@@ -209,7 +203,6 @@ impl<'a, T: Element> TileExchange<'a, T> {
     ///
     /// The bytes are in a tile that has arrived, as this thread knows, and begin at a multiple of
     /// 16.
-    #[track_caller]
     pub unsafe fn load_vec(&self, at: usize) -> Vec16<T> {
         // SAFETY: the caller passes an element of a tile that has arrived.
         unsafe { mem::load_vec(self.element(self.comm.lsa_team().rank, at)) }
@@ -221,7 +214,6 @@ impl<'a, T: Element> TileExchange<'a, T> {
     ///
     /// One coop of each block calls it, once per launch, when no thread of the block uses the
     /// exchange any more.
-    #[track_caller]
     pub unsafe fn end(&self, coop: Coop) {
         // SAFETY: the caller's coop has ended its work with this epoch.
         unsafe { self.epoch.end(coop) };

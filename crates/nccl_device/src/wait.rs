@@ -15,12 +15,9 @@
 //! exited. And NCCL's PROXY put spins without reading the abort flag while its queue is full, so a
 //! stalled network can block a kernel there.
 
-use cuda_std::atomic::{Order, Scope};
-use cuda_std::{clock, mem, thread, warp};
-use devcomm_types::{AbortBlock, STUCK_RECORDS, StuckRecord, WaitFor};
-
-use crate::call::CoopCall;
-use crate::{Coop, DevComm};
+use crate::prelude::*;
+use cuda_std::clock;
+use devcomm_types::{AbortBlock, STUCK_RECORDS, StuckRecord};
 
 /// This file, as locations in it name it.
 #[cfg(not(target_arch = "nvptx64"))]
@@ -110,11 +107,11 @@ impl Deadline {
     }
 }
 
+#[track_callers]
 impl DevComm {
     /// Returns whether the host has aborted the kernels that use this device communicator. Waits
     /// check this themselves; a kernel calls it in a long computation. It reads host memory, which
     /// takes a microsecond or two.
-    #[track_caller]
     pub fn is_aborted(&self) -> bool {
         let flag = self.as_raw().abort_flag;
         // SAFETY: the host that set the pointer keeps the flag allocated while kernels run.
@@ -133,7 +130,6 @@ impl DevComm {
     /// comm.wait_until(Coop::cta(), || unsafe { word.load_acquire(0) } != 0);
     /// # }
     /// ```
-    #[track_caller]
     pub fn wait_until(&self, coop: Coop, done: impl FnMut() -> bool) {
         let outcome = poll_by_first(self, coop, Deadline::NEVER, done, describe_poll);
         finish(coop, outcome, CoopCall::new("comm.wait_until"));
@@ -144,7 +140,6 @@ impl DevComm {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[track_caller]
     pub fn wait_until_timeout(
         &self,
         coop: Coop,
@@ -163,7 +158,6 @@ impl DevComm {
     /// # Errors
     ///
     /// [`Aborted`]; the host knows already.
-    #[track_caller]
     pub fn wait_until_or_abort(&self, done: impl FnMut() -> bool) -> Result<(), Aborted> {
         match poll(self, Deadline::NEVER, done, describe_poll) {
             Outcome::Aborted => Err(Aborted),
@@ -175,8 +169,7 @@ impl DevComm {
 
 /// Describes a wait for a condition that the kernel defines.
 fn describe_poll() -> WaitFor {
-    let kind = devcomm_types::WaitKind::Poll;
-    WaitFor { kind, index: 0, context: 0, peer: -1, wanted: 0, seen: 0 }
+    WaitFor::of(devcomm_types::WaitKind::Poll)
 }
 
 /// Does the same as [`poll`], in the first thread of the coop; the other threads do not wait here.
@@ -315,6 +308,21 @@ pub(crate) fn finish(coop: Coop, outcome: Outcome, call: CoopCall) {
     if coop.any_in(call, outcome == Outcome::Aborted) {
         thread::exit();
     }
+}
+
+/// Ends a wait by [`finish`] if it has no deadline, or else by [`finish_timed`].
+#[track_caller]
+pub(crate) fn finish_by(
+    deadline: Deadline,
+    coop: Coop,
+    outcome: Outcome,
+    call: CoopCall,
+) -> Result<(), TimedOut> {
+    if deadline.at != 0 {
+        return finish_timed(coop, outcome, call);
+    }
+    finish(coop, outcome, call);
+    Ok(())
 }
 
 /// Ends a wait with a timeout, in every thread of the coop.

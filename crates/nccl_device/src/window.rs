@@ -1,16 +1,12 @@
 //! Symmetric windows and pointers into them.
 
+use crate::prelude::*;
 use core::ffi::c_void;
 
-use cuda_std::atomic::{AtomicValue, Order, Scope};
-use cuda_std::mem;
-use cuda_std::vector::Vec16;
+use cuda_std::atomic::AtomicValue;
 use cuda_std::view::View;
 use devcomm_types::kernel::{COPIED, KernelParam, MemoryRef};
 use devcomm_types::nccl::{self, MultimemHandle};
-use devcomm_types::{Element, Team};
-
-use crate::{DevComm, raw};
 
 /// A symmetric buffer of `T`: every rank registered one buffer, the rank's part of the window.
 ///
@@ -19,16 +15,9 @@ use crate::{DevComm, raw};
 ///
 /// NCCL: `ncclWindow_t`, which is only the handle.
 #[doc(alias = "ncclWindow_t")]
+#[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Window<T>(nccl::Window<T>);
-
-impl<T> Clone for Window<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Window<T> {}
 
 // SAFETY: the type is a transparent wrapper of its `Abi`.
 unsafe impl<T: Element> KernelParam for Window<T> {
@@ -39,6 +28,7 @@ unsafe impl<T: Element> KernelParam for Window<T> {
     const ENTRY: u8 = COPIED;
 }
 
+#[track_callers]
 impl<T: Element> Window<T> {
     /// Returns the smallest number of elements in a rank's part, among the communicator's ranks.
     pub const fn len(self) -> usize {
@@ -57,7 +47,6 @@ impl<T: Element> Window<T> {
 
     /// Returns this rank's own part. NCCL: `ncclGetLocalPointer`.
     #[doc(alias = "ncclGetLocalPointer")]
-    #[track_caller]
     pub fn local(self) -> LsaPtr<T> {
         // SAFETY: NCCL computes an address from a descriptor that the host registered.
         self.part(unsafe { raw::ncclGetLocalPointer(self.0.handle, 0) })
@@ -67,7 +56,6 @@ impl<T: Element> Window<T> {
     ///
     /// `peer` is not checked: do not use the pointer of a rank outside the LSA team.
     #[doc(alias = "ncclGetLsaPointer")]
-    #[track_caller]
     pub fn lsa(self, peer: i32) -> LsaPtr<T> {
         // SAFETY: NCCL computes an address from a descriptor that the host registered.
         self.part(unsafe { raw::ncclGetLsaPointer(self.0.handle, 0, peer) })
@@ -79,7 +67,6 @@ impl<T: Element> Window<T> {
     /// `peer` is not checked: do not use the pointer of a rank outside the LSA team, for which
     /// [`DevComm::has_peer_pointer`](crate::DevComm::has_peer_pointer) is false.
     #[doc(alias = "ncclGetPeerPointer")]
-    #[track_caller]
     pub fn peer(self, team: Team, peer: i32) -> LsaPtr<T> {
         // SAFETY: NCCL computes an address from a descriptor that the host registered.
         self.part(unsafe { raw::ncclGetPeerPointerTeam(self.0.handle, 0, &team, peer) })
@@ -94,7 +81,6 @@ impl<T: Element> Window<T> {
     /// Returns the multicast address of the parts of a team, for `multimem` instructions only.
     /// NCCL: `ncclGetMultimemPointer`.
     #[doc(alias = "ncclGetMultimemPointer")]
-    #[track_caller]
     pub fn multimem_of(self, handle: MultimemHandle) -> *mut T {
         // SAFETY: NCCL computes an address from a descriptor that the host registered.
         unsafe { raw::ncclGetMultimemPointer(self.0.handle, 0, &handle) }.cast()
@@ -109,7 +95,6 @@ impl<T: Element> Window<T> {
     /// only. The device communicator must have been created with `lsa_multimem`. NCCL:
     /// `ncclGetLsaMultimemPointer`.
     #[doc(alias = "ncclGetLsaMultimemPointer")]
-    #[track_caller]
     pub fn multimem(self, comm: &DevComm) -> *mut T {
         // SAFETY: NCCL computes an address from a descriptor that the host registered.
         unsafe { raw::ncclGetLsaMultimemPointer(self.0.handle, 0, comm.as_raw()) }.cast()
@@ -141,7 +126,7 @@ impl<T: Element> SymPtr<T> {
 ///
 /// The simulator reports loads and stores outside the part. Kernels that are compiled with checks
 /// (`cuda_builder`'s `debug`) trap at an index beyond the window's [`len`](Window::len).
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct LsaPtr<T> {
     pointer: *mut T,
     len: Bound,
@@ -178,14 +163,7 @@ impl Bound {
     }
 }
 
-impl<T> Clone for LsaPtr<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for LsaPtr<T> {}
-
+#[track_callers]
 impl<T: Element> LsaPtr<T> {
     /// Returns a pointer to memory outside windows, whose accesses are not checked.
     pub(crate) fn new(pointer: *mut T) -> Self {
@@ -197,7 +175,6 @@ impl<T: Element> LsaPtr<T> {
     /// # Safety
     ///
     /// All `count` elements lie in this part of the window.
-    #[track_caller]
     unsafe fn element(self, index: usize, count: usize) -> *mut T {
         self.len.check(index, count);
         // SAFETY: the caller passes an index that the window has.
@@ -214,7 +191,6 @@ impl<T: Element> LsaPtr<T> {
     /// # Safety
     ///
     /// The part has the product of the sizes of elements.
-    #[track_caller]
     pub unsafe fn view<const D: usize>(self, size: [usize; D]) -> View<T, D> {
         self.len.check(0, size.iter().product());
         // SAFETY: the caller guarantees that the elements exist; windows outlive kernels.
@@ -226,7 +202,6 @@ impl<T: Element> LsaPtr<T> {
     /// # Safety
     ///
     /// `index` lies in this part of the window, and no rank writes the element at the same time.
-    #[track_caller]
     pub unsafe fn load(self, index: usize) -> T {
         // SAFETY: the window has this element, and no thread writes it: the caller's contract.
         unsafe { mem::load(self.element(index, 1)) }
@@ -237,7 +212,6 @@ impl<T: Element> LsaPtr<T> {
     /// # Safety
     ///
     /// `index` lies in this part of the window, and no rank accesses the element at the same time.
-    #[track_caller]
     pub unsafe fn store(self, index: usize, value: T) {
         // SAFETY: the caller's contract: the element exists, and only this thread accesses it.
         unsafe { mem::store(self.element(index, 1), value) }
@@ -249,7 +223,6 @@ impl<T: Element> LsaPtr<T> {
     ///
     /// The contract is that of [`load`](Self::load), for each of the elements, of which the first
     /// one is at a multiple of 16 bytes. The windows that the host crate allocates begin at one.
-    #[track_caller]
     pub unsafe fn load_vec(self, index: usize) -> Vec16<T> {
         // SAFETY: the window has these elements, and no thread writes them: the caller's contract.
         unsafe { mem::load_vec(self.element(index, Vec16::<T>::LANES)) }
@@ -261,7 +234,6 @@ impl<T: Element> LsaPtr<T> {
     ///
     /// The contract is that of [`store`](Self::store), for each of the elements, of which the first
     /// one is at a multiple of 16 bytes. The windows that the host crate allocates begin at one.
-    #[track_caller]
     pub unsafe fn store_vec(self, index: usize, value: Vec16<T>) {
         // SAFETY: the caller's contract: the element exists, and only this thread accesses it.
         unsafe { mem::store_vec(self.element(index, Vec16::<T>::LANES), value) }

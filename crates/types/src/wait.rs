@@ -78,6 +78,14 @@ pub struct WaitFor {
     pub seen: u64,
 }
 
+impl WaitFor {
+    /// Returns a wait for anything of a kind.
+    #[must_use]
+    pub const fn of(kind: WaitKind) -> Self {
+        Self { kind, index: 0, context: 0, peer: -1, wanted: 0, seen: 0 }
+    }
+}
+
 impl fmt::Display for WaitFor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, index, context, peer, wanted, seen } = *self;

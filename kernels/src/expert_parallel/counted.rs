@@ -127,10 +127,10 @@ pub(super) struct Progress<'a> {
     pub(super) absent: Ranks,
 }
 
+#[track_callers]
 impl<'a> Progress<'a> {
     /// Begins a launch of kernel 0 (dispatch) or 1 (combine). The memory is as [`Counted`] says,
     /// and one launch at a time of this kernel uses it.
-    #[track_caller]
     pub(super) unsafe fn new(comm: &'a DevComm, memory: &Counted, kernel: usize) -> Self {
         let state = memory.state.wrapping_add(kernel * Counted::KERNEL_WORDS);
         // SAFETY: the caller guarantees `Counted`'s memory, which no other launch uses.
@@ -155,7 +155,6 @@ impl<'a> Progress<'a> {
     /// Tells all ranks, also this one, that this rank has reached `step`. All threads of one block
     /// of the grid call this together, after a barrier: the other ranks see what these threads had
     /// written by then.
-    #[track_caller]
     pub(super) fn tell(&self, step: Step) {
         let team = self.comm.lsa_team();
         for peer in Coop::cta().strided(team.n_ranks as u32) {
@@ -167,7 +166,6 @@ impl<'a> Progress<'a> {
 
     /// Tells as [`tell`](Self::tell) does, by the block that is the last one to call this. All
     /// threads of the grid call this, once in a launch.
-    #[track_caller]
     pub(super) unsafe fn tell_by_last_block(&self, step: Step) {
         thread::sync_threads();
         // The last block acquires what the others have written, which its flags then release.
@@ -181,7 +179,6 @@ impl<'a> Progress<'a> {
 
     /// Waits until all ranks have reached `step`, and sees what they had written by then. All
     /// threads of the block call this together.
-    #[track_caller]
     pub(super) fn wait(&self, step: Step) {
         for peer in self.comm.lsa_team().all_from_self() {
             if !self.absent.contains(peer as usize) {
@@ -191,7 +188,6 @@ impl<'a> Progress<'a> {
     }
 
     /// Ends the epoch of a launch that receives. All threads of the grid call this, once.
-    #[track_caller]
     pub(super) unsafe fn end(&self) {
         // SAFETY: all threads of the grid call this once, as the caller guarantees.
         unsafe { self.epoch.end(Coop::cta()) };

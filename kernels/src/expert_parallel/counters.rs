@@ -1,6 +1,6 @@
 //! Counters of the rows of experts, and the words that say which rows a token has.
 
-use cuda_std::atomic::{AtomicU32, Order, Scope};
+use cuda_std::atomic::Order;
 
 use super::ep_layout::NONE;
 use super::shape::Shape;
@@ -17,21 +17,19 @@ const WARPS: usize = 16;
 #[derive(Clone, Copy)]
 pub(super) struct Words(pub(super) *mut u32);
 
+#[track_callers]
 impl Words {
-    #[track_caller]
     pub(super) unsafe fn load(self, at: u32) -> u32 {
         // SAFETY: the word is allocated, as the caller guarantees.
         unsafe { mem::load(self.0.wrapping_add(at as usize)) }
     }
 
-    #[track_caller]
     pub(super) unsafe fn store(self, at: u32, word: u32) {
         // SAFETY: the word is allocated, as the caller guarantees.
         unsafe { mem::store(self.0.wrapping_add(at as usize), word) }
     }
 
     /// Adds 1 to a word of shared memory, atomically.
-    #[track_caller]
     pub(super) unsafe fn add_one(self, at: u32) {
         // SAFETY: the word is allocated, as the caller guarantees.
         let word = unsafe { AtomicU32::from_ptr(self.0.wrapping_add(at as usize)) };
@@ -48,9 +46,9 @@ pub(super) struct Counters {
     pub(super) next: Words,
 }
 
+#[track_callers]
 impl Counters {
     /// Makes `len` counters 0. All threads of the block call this together, before a barrier.
-    #[track_caller]
     pub(super) unsafe fn clear(self, len: u32) {
         for i in strided(len) {
             // SAFETY: there are `len` counters, each for one thread.
@@ -62,7 +60,6 @@ impl Counters {
     }
 
     /// Counts a row of a token; `is_before` says whether the token is before this block's tokens.
-    #[track_caller]
     pub(super) unsafe fn count(self, i: u32, is_before: bool) {
         // SAFETY: the counter exists, as the caller guarantees, and accesses are atomic.
         unsafe {
@@ -76,7 +73,6 @@ impl Counters {
     /// Calls `each` with the place of the first row of each of `experts` experts, which begin at
     /// multiples of `alignment`, and then with `experts` and the end of all rows. All threads of
     /// the block call this together, after a barrier; `each` is called by one thread for an expert.
-    #[track_caller]
     pub(super) unsafe fn each_start(self, experts: u32, alignment: u32, each: impl Fn(u32, u32)) {
         let per_thread = experts.div_ceil(thread::block_dim_x());
         let first = thread::thread_idx_x() * per_thread;

@@ -3,8 +3,6 @@
 
 use core::hint;
 
-use nccl_device::gin::GinBackend;
-
 use super::counters::Words;
 use super::ep_dispatch_hybrid::Dispatch;
 use super::parts::Parts;

@@ -2,8 +2,6 @@
 
 use core::hint;
 
-use nccl_device::gin::GinBackend;
-
 use super::ep_combine::{Combine, TOGETHER};
 use super::parts::{Part, Parts};
 use super::rail::{Batch, Mail, Rail, Relayed, position};

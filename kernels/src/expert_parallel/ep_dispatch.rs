@@ -1,7 +1,5 @@
 //! Sends the rows of tokens to the ranks of their experts, within the LSA team.
 
-use core::marker::PhantomData;
-
 use super::numbered::{Messages, Session};
 use super::parts::{Part, Parts, Share, warp_index, warps};
 use super::ranks::{ranks, rolled, with_ranks};

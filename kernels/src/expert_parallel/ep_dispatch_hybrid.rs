@@ -1,9 +1,6 @@
 //! Sends the rows of tokens to the ranks of their experts, over several LSA teams.
 
 use core::hint;
-use core::marker::PhantomData;
-
-use nccl_device::gin::GinBackend;
 
 use super::counters::Words;
 use super::parts::{Parts, block_warps};

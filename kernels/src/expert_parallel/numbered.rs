@@ -6,8 +6,6 @@
 //! that both halves say when they have arrived. Two banks of slots take turns, as in the session of
 //! Lamport messages, which has the number, and whose order of launches lets ranks reuse a bank.
 
-use cuda_std::atomic::Scope;
-
 use super::ranks::Ranks;
 use crate::prelude::*;
 

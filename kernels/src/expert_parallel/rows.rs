@@ -1,11 +1,8 @@
 //! Formats of the rows of tokens in transit: 16-bit floats without conversion, or 8-bit floats with
 //! scales.
 
-use cuda_std::collective::segment_reduce;
-
 use super::parts::Part;
 use crate::prelude::*;
-use crate::scale::Scale;
 
 /// Elements that share a scale, as neighbouring vectors of 8-bit floats of `SCALED_LANES` lanes.
 pub const SCALED: usize = 128;

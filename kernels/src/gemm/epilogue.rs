@@ -1,7 +1,5 @@
 //! Epilogues: what happens to a product's sums before they are rounded and stored.
 
-use core::marker::PhantomData;
-
 use cuda_std::convert::Float;
 
 use crate::prelude::*;

@@ -1,11 +1,8 @@
 //! The factors of a product of large matrices: their place in shared memory, and their loads.
 
-use core::marker::PhantomData;
-
 use cuda_std::convert::Float;
 use cuda_std::mma;
-use cuda_std::tile::{EmptyStage, RegTile, SharedTile, TileMemory, Warpgroup};
-use cuda_std::tma;
+use cuda_std::tile::{EmptyStage, TileMemory};
 use cuda_std::wgmma::Factor;
 
 use super::gemm_wgmma::{CLUSTER, MULTIPLYING_WARPS, STAGES, TILE_M, TILE_N, TRANSPOSED};

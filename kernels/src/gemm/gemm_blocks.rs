@@ -5,9 +5,9 @@
 //! threads, while the tensor cores multiply for the other warpgroup. So only 128 terms are added
 //! with the low precision of [`wgmma::multiply`] of 8-bit floats.
 
-use cuda_std::tile::{EmptyStage, Mainloop, Persistent, Turn, Warpgroup, store_rows};
+use cuda_std::tile::{EmptyStage, Mainloop, Persistent, Turn, store_rows};
+use cuda_std::wgmma;
 use cuda_std::wgmma::Factor;
-use cuda_std::{tma, wgmma};
 use devcomm_types::TensorMapDesc;
 
 use super::epilogue::{Epilogue, Fused};

@@ -6,7 +6,7 @@
 
 use cuda_std::convert::Float;
 use cuda_std::mma::Factor;
-use cuda_std::tile::{Matrix, MmaProduct, RegTile, TileOrder};
+use cuda_std::tile::{Matrix, MmaProduct};
 
 use super::epilogue::{Epilogue, Fused};
 use super::part::Part;

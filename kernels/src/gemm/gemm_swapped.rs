@@ -7,16 +7,13 @@
 //! add their sums through distributed shared memory. Blocks of a cluster that compute neighbouring
 //! tiles may load the rows that they share once, each a part for all.
 
-use core::marker::PhantomData;
-
 use cuda_std::convert::Half;
 use cuda_std::mbarrier::MBarrier;
 use cuda_std::tile::{
-    EmptyStage, IdleWarp, Mainloop, RegisterSplit, Schedule, Scheduler, SharedTile, TileMemory,
-    Warpgroup, Work,
+    EmptyStage, IdleWarp, Mainloop, RegisterSplit, Schedule, Scheduler, TileMemory, Work,
 };
+use cuda_std::wgmma;
 use cuda_std::wgmma::Factor;
-use cuda_std::{tma, wgmma};
 
 use super::epilogue::{Epilogue, Fused, Identity};
 pub use super::shapes::*;

@@ -7,9 +7,7 @@
 //! next tile. The two blocks of a cluster compute tiles that are neighbours in a column: both need
 //! the same rows of B, of which each loads half for both.
 
-use cuda_std::tile::{
-    EmptyStage, IdleWarp, LastRows, Mainloop, Persistent, TileMemory, Turn, Warpgroup,
-};
+use cuda_std::tile::{EmptyStage, IdleWarp, LastRows, Mainloop, Persistent, TileMemory, Turn};
 
 use super::epilogue::{Epilogue, Fused};
 pub use super::factors::GemmFactor;

@@ -1,7 +1,5 @@
 //! Groups of rows of a product, each with a B of its own, and the order of their tiles.
 
-use cuda_std::tile::TileOrder;
-
 use super::order::{Group, Position};
 use crate::prelude::*;
 

@@ -1,7 +1,6 @@
 //! A warp's sums of a tile of C, in registers.
 
 use cuda_std::convert::Float;
-use cuda_std::tile::RegTile;
 
 use super::epilogue::Fragment;
 use crate::prelude::*;

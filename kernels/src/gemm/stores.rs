@@ -3,8 +3,7 @@
 use core::array;
 
 use cuda_std::convert::Float;
-use cuda_std::tile::{SharedTile, StoresRows, Warpgroup};
-use cuda_std::tma;
+use cuda_std::tile::StoresRows;
 
 use super::factors::{GemmFactor, Shared, Sums};
 use super::gemm_wgmma::STORE_M;

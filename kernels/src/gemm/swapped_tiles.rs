@@ -1,12 +1,9 @@
 //! What happens to the sums of a tile of [`gemm_swapped`](super::gemm_swapped): split tiles are
 //! added over the blocks of a cluster, then the epilogue is applied, and the tile is stored.
 
-use core::marker::PhantomData;
-
 use cuda_std::convert::Half;
 use cuda_std::mbarrier::MBarrier;
-use cuda_std::tile::{Schedule, SharedTile, TileMemory};
-use cuda_std::tma;
+use cuda_std::tile::{Schedule, TileMemory};
 use cuda_std::wgmma::Factor;
 
 use super::epilogue::{Epilogue, Fragment};

@@ -7,15 +7,12 @@
 //! once, without a shuffle. A lane of the owner loads what four lanes stored: all columns of these
 //! fragments in two rows.
 
-use core::marker::PhantomData;
-
-use cuda_std::atomic::{AtomicU32, Order, Scope};
+use cuda_std::atomic::Order;
 
 use super::partial::{MOST_FRAGMENTS, Partial, SCALED, add_scaled};
 use super::tiles::{COLUMNS, STRIP_ROWS, STRIPS, Strip, Tiles};
 use crate::files::collectives::elements::Elements;
 use crate::prelude::*;
-use crate::scale::Scale;
 
 /// Words before the flags in their window: the number of blocks that have ended, the epoch of the
 /// last launch, and padding to a cache line.

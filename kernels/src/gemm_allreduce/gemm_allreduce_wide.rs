@@ -222,7 +222,6 @@ impl<O: Ordered, const N: usize> Hooks for PeerTiles<'_, O, N> {
         message_word(word)
     }
 
-    #[track_caller]
     unsafe fn store_slice<T>(&self, c: &TensorMap, row: u32, column: u32, tile: Store<T>) {
         // SAFETY: the caller is one lane, with a tile that was written before a fence.
         unsafe { self.keep(c, row, column, tile) };

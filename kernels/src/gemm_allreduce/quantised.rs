@@ -6,9 +6,6 @@
 //! vector has eight columns of two rows that are eight apart; one of the part's four vectors of
 //! scales has the exponents of the rows' scales for [`SCALED`] columns, a byte for each.
 
-use cuda_std::atomic::Scope;
-use cuda_std::collective::segment_reduce;
-use cuda_std::tile::SharedTile;
 use nccl_device::{Owners, PeerMatrix, PeerPlace, PeerTiles, message_word};
 
 use super::gemm_allreduce_wide::tiles;
@@ -19,7 +16,6 @@ use crate::files::gemm::gemm_wgmma::{IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, TIL
 use crate::files::gemm::hooks::{AddingRegisters, Hooks, Store};
 use crate::files::gemm::order::{Order, cluster, clusters};
 use crate::prelude::*;
-use crate::scale::Scale;
 
 /// Columns and slots of a tile that is sent: a warp's part has two such tiles.
 const COLUMNS: u32 = SharedTile::<F8E4M3, STORE_M>::COLUMNS;
@@ -234,7 +230,6 @@ impl Hooks for Quantised<'_> {
         message_word(word)
     }
 
-    #[track_caller]
     unsafe fn store_slice<O>(&self, _: &TensorMap, row: u32, column: u32, tile: Store<O>) {
         if let Some(slot) = self.tile(row, column) {
             // SAFETY: one lane is here, with a tile after a fence; the slot is this warp's.
@@ -286,15 +281,4 @@ impl Hooks for Quantised<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slots_are_counted_for_whole_parts() {
-        // 256 vectors, and four of scales.
-        assert_eq!(QuantisedParts::slots(1, 8), Some(260));
-        assert_eq!(QuantisedParts::slots(17, 257), Some(4 * 260));
-        assert_eq!(quantised_part(16, 256, 257), 3 * 260);
-        assert_eq!(QuantisedParts::slots(usize::MAX, 1 << 20), None);
-    }
-}
+mod tests;

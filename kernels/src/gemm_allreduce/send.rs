@@ -1,14 +1,10 @@
 //! The stores of a strip's sums by the warps that compute it.
 
-use cuda_std::collective::segment_reduce;
-use cuda_std::tile::RegTile;
-
 use super::exchange::{Exchange, ROWS, SCALED_FRAGMENTS, WIDTH};
 use super::partial::Partial;
 use super::tiles::{Strip, Tiles};
 use crate::files::gemm::part::Part;
 use crate::prelude::*;
-use crate::scale::Scale;
 
 /// Fragments of a tile in registers.
 const FRAGMENTS: usize = 8;

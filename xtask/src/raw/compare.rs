@@ -72,7 +72,7 @@ mod tests {
     use cuda_builder::ByValue;
 
     use super::*;
-    use crate::raw::list::parse;
+    use crate::raw::list::{FAMILIES, OPENING, parse};
 
     fn signature() -> Signature {
         let param =
@@ -92,7 +92,7 @@ mod tests {
     }
 
     fn differences_of(function: &str) -> Vec<String> {
-        let list = parse(&format!("nccl_functions! {{\n{function}\n}}\n")).unwrap();
+        let list = parse(&format!("{OPENING}{function}\n{FAMILIES}}}\n")).unwrap();
         differences(&list, &[signature()])
     }
 

@@ -9,8 +9,26 @@ use super::types;
 /// Maximum length of the list's lines.
 const WIDTH: usize = 100;
 
-/// The start of the list: a call of the macro that declares the functions.
-const OPENING: &str = "nccl_functions! {";
+/// The start of the list: a macro that calls the one that declares the functions.
+pub(super) const OPENING: &str = "=> { nccl_functions! {\n";
+/// The end of the list, and the start of the families: of each, the functions with their types.
+pub(super) const FAMILIES: &str = "} };\n}\n\nlist! {\n";
+
+/// The suffixes of functions for a type of elements, and the types.
+const ELEMENTS: [(&str, &str); 12] = [
+    ("I8", "i8"),
+    ("U8", "u8"),
+    ("I32", "i32"),
+    ("U32", "u32"),
+    ("I64", "i64"),
+    ("U64", "u64"),
+    ("F16", "f16"),
+    ("F32", "f32"),
+    ("F64", "f64"),
+    ("BF16", "bf16"),
+    ("F8E4M3", "F8E4M3"),
+    ("F8E5M2", "F8E5M2"),
+];
 
 /// A function of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,8 +39,8 @@ pub struct Function {
     pub params: Vec<Param>,
     /// The Rust type of the result.
     pub returns: Option<String>,
-    /// The documentation.
-    pub doc: String,
+    /// The header that declares it.
+    pub header: String,
 }
 
 /// A parameter of a function of the list.
@@ -52,31 +70,51 @@ impl Function {
             "void" => None,
             ty => Some(rust(ty)?),
         };
-        let doc = format!("Declared in `{}`.", prototype.header);
-        Ok(Self { name: prototype.name.clone(), params, returns, doc })
+        let (name, header) = (prototype.name.clone(), prototype.header.clone());
+        Ok(Self { name, params, returns, header })
     }
 
-    /// Returns the declaration, with as many parameters per line as fit.
-    fn write(&self) -> String {
-        let params = self.params.iter().map(|param| format!("{}: {}", param.name, param.ty));
-        let params: Vec<String> = params.collect();
-        let returns = self.returns.as_ref().map_or(String::new(), |ty| format!(" -> {ty}"));
-        let doc = format!("    /// {}\n", self.doc);
-        let line = format!("    fn {}({}){returns};\n", self.name, params.join(", "));
-        if line.trim_end().len() <= WIDTH {
-            return doc + &line;
-        }
-        let (mut lines, mut line) = (format!("{doc}    fn {}(\n", self.name), String::new());
-        for param in params {
-            if line.len() + param.len() + " ,".len() > WIDTH {
-                lines += &format!("{line}\n");
-                line.clear();
-            }
-            line += if line.is_empty() { "        " } else { " " };
-            line += &format!("{param},");
-        }
-        format!("{lines}{line}\n    ){returns};\n")
+    /// Returns the family and the type of a function for a type of elements.
+    fn family(&self) -> Option<(&str, &'static str)> {
+        let (family, suffix) = self.name.rsplit_once('_')?;
+        Some((family, ELEMENTS.iter().find(|(of, _)| *of == suffix)?.1))
     }
+
+    /// Returns the declaration of a function, or of the family whose first function this is: each
+    /// line has the largest number of parameters that fit.
+    fn write(&self, family: Option<usize>) -> String {
+        let param = |Param { name, ty }: &Param| match (family, self.family()) {
+            (Some(i), Some((_, element))) if *ty == format!("*mut {element}") => {
+                format!("{name}: *mut $t{i}")
+            }
+            _ => format!("{name}: {ty}"),
+        };
+        let params: Vec<String> = self.params.iter().map(param).collect();
+        let returns = self.returns.as_ref().map_or(String::new(), |ty| format!(" -> {ty}"));
+        let (begin, end) = match family {
+            Some(i) => (format!("    $(fn $f{i}"), ")*"),
+            None => (format!("    fn {}", self.name), ""),
+        };
+        let line = format!("{begin}({}){returns};{end}\n", params.join(", "));
+        if line.trim_end().len() <= WIDTH {
+            return line;
+        }
+        format!("{begin}(\n{}    ){returns};{end}\n", wrap(params.iter().map(|p| format!("{p},"))))
+    }
+}
+
+/// Returns lines of words, each with the largest number that fit.
+fn wrap(words: impl Iterator<Item = String>) -> String {
+    let (mut lines, mut line) = (String::new(), String::new());
+    for word in words {
+        if !line.is_empty() && line.len() + word.len() + 1 > WIDTH {
+            lines += &format!("{line}\n");
+            line.clear();
+        }
+        line += if line.is_empty() { "        " } else { " " };
+        line += &word;
+    }
+    format!("{lines}{line}\n")
 }
 
 /// Returns a name for a parameter without one in the header.
@@ -101,16 +139,47 @@ fn snake_case(name: &str) -> String {
     snake
 }
 
-/// Returns the list as text.
+/// Returns the list as text: after the other functions, the families of functions that differ in
+/// the type of the elements only.
 pub fn write(functions: &[Function], version: NcclVersion) -> String {
-    let mut text = format!(
-        "// @generated by `cargo xtask raw` from bitcode and headers of NCCL {version}. Do not \
-         edit.\n\n{OPENING}\n"
-    );
+    let mut families: Vec<Vec<&Function>> = Vec::new();
+    let (mut plain, mut header) = (String::new(), "");
     for function in functions {
-        text += &function.write();
+        let name = function.family().map(|(name, _)| name);
+        if let Some(name) = name {
+            let same = |of: &&mut Vec<&Function>| of[0].family().is_some_and(|of| of.0 == name);
+            match families.iter_mut().find(same) {
+                Some(family) => family.push(function),
+                None => families.push(vec![function]),
+            }
+            continue;
+        }
+        plain += &section(&mut header, &function.header);
+        plain += &function.write(None);
     }
-    text + "}\n"
+    let (mut patterns, mut typed, mut names) = (Vec::new(), String::new(), String::new());
+    for (i, family) in families.iter().enumerate() {
+        patterns.push(format!("[$($f{i}:ident $t{i}:ident,)*]"));
+        typed += &section(&mut header, &family[0].header);
+        typed += &family[0].write(Some(i));
+        let pair = |of: &&Function| Some(format!("{} {},", of.name, of.family()?.1));
+        names += &format!("    [\n{}    ]\n", wrap(family.iter().filter_map(pair)));
+    }
+    let generated = format!(
+        "// @generated by `cargo xtask raw` from bitcode and headers of NCCL {version}. Do not \
+         edit.\n\n"
+    );
+    let patterns = wrap(patterns.into_iter());
+    let list = format!("macro_rules! list {{\n    (\n{patterns}    ) {OPENING}{plain}{typed}");
+    generated + &list + FAMILIES + &names + "}\n"
+}
+
+/// Returns the line that begins the functions of a header, if it is another one than before.
+fn section<'a>(last: &mut &'a str, header: &'a str) -> String {
+    if std::mem::replace(last, header) == header {
+        return String::new();
+    }
+    format!("    {header:?}:\n")
 }
 
 /// Parses the list.
@@ -119,22 +188,41 @@ pub fn write(functions: &[Function], version: NcclVersion) -> String {
 ///
 /// If the text is not a list.
 pub fn parse(text: &str) -> Result<Vec<Function>> {
-    let (_, body) = text.split_once(OPENING).context("this is not a list of functions")?;
-    let body = body.trim_end().strip_suffix('}').context("the list does not end")?;
-    let mut functions = Vec::new();
-    let mut doc = String::new();
+    let (_, text) = text.split_once(OPENING).context("this is not a list of functions")?;
+    let (body, families) = text.split_once(FAMILIES).context("the list does not end")?;
+    let family = |text: &str| -> Result<Vec<(String, String)>> {
+        let pair = |pair: &str| {
+            let (name, element) = pair.trim().split_once(' ').context("a function has no type")?;
+            Ok((name.to_owned(), element.to_owned()))
+        };
+        text.split(',').filter(|pair| !pair.trim().is_empty()).map(pair).collect()
+    };
+    let groups = families.split('[').skip(1).map(|group| group.split(']').next());
+    let families: Vec<_> = groups.flatten().map(family).collect::<Result<_>>()?;
+    let (mut functions, mut header) = (Vec::new(), "");
     let mut declaration = String::new();
     for line in body.lines().map(str::trim) {
-        if let Some(text) = line.strip_prefix("///") {
-            doc = text.trim().to_owned();
+        if let Some(name) = line.strip_suffix("\":") {
+            header = name.trim_start_matches('"');
             continue;
         }
         declaration += line;
         declaration.push(' ');
-        if let Some(whole) = declaration.trim().strip_suffix(';') {
-            functions.push(function(whole, std::mem::take(&mut doc))?);
-            declaration.clear();
+        if let Some(whole) = declaration.trim().strip_suffix(";)*") {
+            let whole = whole.strip_prefix("$(").context("a family does not begin")?;
+            let number = whole.trim_start_matches("fn $f").split('(').next().unwrap_or_default();
+            let family = number.parse::<usize>().ok().and_then(|i| families.get(i));
+            for (name, element) in family.with_context(|| format!("there is no $f{number}"))? {
+                let of = |name: &str| format!("${name}{number}");
+                let whole = whole.replace(&of("f"), name).replace(&of("t"), element);
+                functions.push(function(&whole, header)?);
+            }
+        } else if let Some(whole) = declaration.trim().strip_suffix(';') {
+            functions.push(function(whole, header)?);
+        } else {
+            continue;
         }
+        declaration.clear();
     }
     if !declaration.trim().is_empty() {
         bail!("`{}` does not end", declaration.trim());
@@ -142,7 +230,7 @@ pub fn parse(text: &str) -> Result<Vec<Function>> {
     Ok(functions)
 }
 
-fn function(text: &str, doc: String) -> Result<Function> {
+fn function(text: &str, header: &str) -> Result<Function> {
     let unreadable = || format!("`{text}` is not a function");
     let (name, rest) =
         text.strip_prefix("fn ").and_then(|t| t.split_once('(')).with_context(unreadable)?;
@@ -160,7 +248,7 @@ fn function(text: &str, doc: String) -> Result<Function> {
         name: name.to_owned(),
         params: params.map(param).collect::<Result<_>>()?,
         returns,
-        doc,
+        header: header.to_owned(),
     })
 }
 
@@ -170,6 +258,16 @@ mod tests {
 
     fn c_param(ty: &str, name: Option<&str>) -> CParam {
         CParam { name: name.map(str::to_owned), ty: ty.to_owned() }
+    }
+
+    fn sum(name: &str, element: &str) -> Prototype {
+        let pointer = c_param(&format!("{element}*"), Some("to"));
+        Prototype {
+            name: name.to_owned(),
+            returns: "void".to_owned(),
+            params: vec![pointer, c_param("size_t", Some("count"))],
+            header: "b/c.h".to_owned(),
+        }
     }
 
     #[test]
@@ -188,16 +286,20 @@ mod tests {
                 params: long.collect(),
                 header: "b/c.h".to_owned(),
             },
+            sum("ncclSum_I8", "int8_t"),
+            sum("ncclSum_F16", "half"),
         ];
         let functions: Vec<Function> =
             prototypes.iter().map(|p| Function::of_prototype(p).unwrap()).collect();
         let text = write(&functions, NcclVersion::from_code(23203));
         assert!(text.contains(
-            "    /// Declared in `a.h`.\n    fn ncclShort(comm: *const DevComm, tm: *const Team) \
-            -> *mut c_void;\n"
+            "    \"a.h\":\n    fn ncclShort(comm: *const DevComm, tm: *const Team) -> \
+             *mut c_void;\n"
         ));
         assert!(text.contains("        a_long_name0: u64, a_long_name1: u64,"), "{text}");
         assert!(text.lines().all(|line| line.starts_with("//") || line.len() <= WIDTH), "{text}");
+        assert!(text.contains("    $(fn $f0(to: *mut $t0, count: usize);)*\n"), "{text}");
+        assert!(text.contains("        ncclSum_I8 i8, ncclSum_F16 f16,\n"), "{text}");
         assert!(text.contains("NCCL 2.32.3"));
         assert_eq!(parse(&text).unwrap(), functions);
     }
@@ -218,9 +320,11 @@ mod tests {
     fn text_that_is_not_a_list_is_refused() {
         for text in [
             "",
-            "nccl_functions! {",
-            "nccl_functions! {\n fn a(b);\n}",
-            "nccl_functions! {\n fn a(\n}",
+            OPENING,
+            &format!("{OPENING} fn a(b);\n{FAMILIES}}}\n"),
+            &format!("{OPENING} fn a(\n{FAMILIES}}}\n"),
+            &format!("{OPENING} $(fn $f0();)*\n{FAMILIES}}}\n"),
+            &format!("{OPENING} $(fn $f0();)*\n{FAMILIES} [ncclA_I8,]\n}}\n"),
         ] {
             assert!(parse(text).is_err(), "{text:?}");
         }

@@ -1,19 +1,13 @@
 //! Atomics. A simulated machine runs its threads on one OS thread; host atomics also make accesses
 //! from several OS threads defined.
 
-use std::panic::Location;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::memory::{spin, touch};
-use super::{Access, Order, Scope, current};
+use super::{Access, Order, Scope};
 use crate::atomic::raw::{Add, Bits, MinMax};
 
-#[inline]
-#[track_caller]
-pub(crate) fn fence(order: Order, scope: Scope) {
-    let (thread, context) = current();
-    (context.ops.fence)(thread, order, scope, Location::caller());
-}
+hooks! { fence(order: Order, scope: Scope) = fence(order, scope); }
 
 /// Reports a read-modify-write of `address` and executes it by `update`, which returns the old and
 /// the new value. If they are the same, the thread may be polling, so this calls `spin`.

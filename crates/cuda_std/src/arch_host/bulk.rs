@@ -109,9 +109,21 @@ pub(crate) fn mbarrier_init(word: SharedAddress, arrivals: u32) {
     event(Event::BarrierInit(word.addr()));
 }
 
-#[track_caller]
-pub(crate) fn mbarrier_fence_init() {
-    event(Event::BarrierFence);
+events! {
+    mbarrier_fence_init = Event::BarrierFence;
+    commit_stores = Event::Commit(Engine::Bulk);
+    wait_stores_read<const N: u32> =
+        Event::Wait { engine: Engine::Bulk, pending: N, reads_only: true };
+    wait_stores<const N: u32> = Event::Wait { engine: Engine::Bulk, pending: N, reads_only: false };
+    fence_async_shared = Event::ProxyFence(Space::Shared);
+    fence_async_global = Event::ProxyFence(Space::Global);
+}
+
+hooks! {
+    wait_for_previous() = wait_for_previous();
+    cluster_sync() = cluster_sync(false);
+    cluster_sync_relaxed() = cluster_sync(true);
+    set_registers(count: u32, raise: bool) = set_registers(count, raise);
 }
 
 #[track_caller]
@@ -321,31 +333,6 @@ fn adder(data_type: DataType) -> fn(u128, u128) -> u128 {
 }
 
 #[track_caller]
-pub(crate) fn commit_stores() {
-    event(Event::Commit(Engine::Bulk));
-}
-
-#[track_caller]
-pub(crate) fn wait_stores_read<const N: u32>() {
-    event(Event::Wait { engine: Engine::Bulk, pending: N, reads_only: true });
-}
-
-#[track_caller]
-pub(crate) fn wait_stores<const N: u32>() {
-    event(Event::Wait { engine: Engine::Bulk, pending: N, reads_only: false });
-}
-
-#[track_caller]
-pub(crate) fn fence_async_shared() {
-    event(Event::ProxyFence(Space::Shared));
-}
-
-#[track_caller]
-pub(crate) fn fence_async_global() {
-    event(Event::ProxyFence(Space::Global));
-}
-
-#[track_caller]
 pub(crate) fn mbarrier_arrive_cluster(word: SharedAddress, block: u32) {
     State::arrive_at(map_shared(word, block), 0);
 }
@@ -357,41 +344,6 @@ fn map_shared<T>(address: *mut T, rank: u32) -> *mut T {
     let at = Location::caller();
     let mapped = (context.ops.map_shared)(thread, address.expose_provenance(), rank, at);
     std::ptr::with_exposed_provenance_mut(mapped)
-}
-
-#[track_caller]
-pub(crate) unsafe fn load_shared(from: SharedAddress) -> [u32; 4] {
-    let from = touch(from.cast::<u128>(), Access::Read);
-    // SAFETY: the caller passes an aligned address in shared memory that no other thread writes.
-    unsafe { from.cast::<[u32; 4]>().read() }
-}
-
-#[track_caller]
-pub(crate) unsafe fn load_shared_u16(from: SharedAddress) -> u16 {
-    let from = touch(from.cast::<u16>(), Access::Read);
-    // SAFETY: the caller passes an aligned address in shared memory that no other thread writes.
-    unsafe { from.read() }
-}
-
-#[track_caller]
-pub(crate) unsafe fn load_shared_u32(from: SharedAddress) -> u32 {
-    let from = touch(from.cast::<u32>(), Access::Read);
-    // SAFETY: the caller passes an aligned address in shared memory that no other thread writes.
-    unsafe { from.read() }
-}
-
-#[track_caller]
-pub(crate) unsafe fn store_shared_pair(to: SharedAddress, value: [u32; 2]) {
-    let to = touch(to.cast::<u64>(), Access::Write);
-    // SAFETY: the caller passes an aligned address in shared memory that only this thread accesses.
-    unsafe { to.cast::<[u32; 2]>().write(value) }
-}
-
-#[track_caller]
-pub(crate) unsafe fn store_shared(to: SharedAddress, value: [u32; 4]) {
-    let to = touch(to.cast::<u128>(), Access::Write);
-    // SAFETY: the caller passes an aligned address in shared memory that only this thread accesses.
-    unsafe { to.cast::<[u32; 4]>().write(value) }
 }
 
 #[track_caller]
@@ -418,12 +370,6 @@ pub(crate) unsafe fn store_cluster(to: *mut [f32; 4], block: u32, value: [f32; 4
     unsafe { to.cast::<[f32; 4]>().write(value) }
 }
 
-#[track_caller]
-pub(crate) fn wait_for_previous() {
-    let (thread, context) = super::current();
-    (context.ops.wait_for_previous)(thread, Location::caller());
-}
-
 pub(crate) fn launch_next() {
     let (thread, context) = super::current();
     (context.ops.launch_next)(thread);
@@ -440,35 +386,23 @@ pub(crate) fn cluster_rank() -> u32 {
 }
 
 #[track_caller]
-pub(crate) fn cluster_sync_relaxed() {
-    let (thread, context) = super::current();
-    (context.ops.cluster_sync)(thread, true, Location::caller());
-}
-
-#[track_caller]
-pub(crate) fn cluster_sync() {
-    let (thread, context) = super::current();
-    (context.ops.cluster_sync)(thread, false, Location::caller());
-}
-
-#[track_caller]
 pub(crate) fn raise_registers<const N: u32>() {
+    check_registers(N);
     set_registers(N, true);
 }
 
 #[track_caller]
 pub(crate) fn lower_registers<const N: u32>() {
+    check_registers(N);
     set_registers(N, false);
 }
 
 #[track_caller]
-fn set_registers(count: u32, raise: bool) {
+fn check_registers(count: u32) {
     assert!(
         (24..=256).contains(&count) && count.is_multiple_of(8),
         "setmaxnreg takes a multiple of 8 from 24 to 256, not {count}"
     );
-    let (thread, context) = super::current();
-    (context.ops.set_registers)(thread, count, raise, Location::caller());
 }
 
 pub(crate) fn prefetch_map(_map: &TensorMap) {
@@ -476,17 +410,4 @@ pub(crate) fn prefetch_map(_map: &TensorMap) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::State;
-
-    #[test]
-    fn a_state_is_read_back_from_its_word() {
-        for bytes in [0, 1, -1, 49152, -(1 << 20)] {
-            for parity in [false, true] {
-                let word = State { arrivals: 8, pending: 3, bytes, parity }.to_word();
-                let State { arrivals, pending, bytes: b, parity: p } = State::of(word);
-                assert_eq!((arrivals, pending, b, p), (8, 3, bytes, parity));
-            }
-        }
-    }
-}
+mod tests;

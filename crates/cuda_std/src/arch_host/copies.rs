@@ -1,9 +1,7 @@
 //! Asynchronous copies, piece by piece.
 
-use std::panic::Location;
-
 use super::memory::touch;
-use super::{Access, Engine, current};
+use super::{Access, Engine};
 
 /// A piece of an asynchronous copy: up to 16 bytes, which are read and written as a whole.
 #[derive(Clone, Copy, Debug)]
@@ -116,9 +114,7 @@ fn piece<W>(to: *mut W, from: Source, sum: Option<fn(u128, u128) -> u128>) -> Pi
     Piece { to: to.expose_provenance(), from, bytes: size_of::<W>(), sum }
 }
 
-/// Returns whether the simulator copies the piece later.
-#[track_caller]
-fn is_deferred(engine: Engine, piece: Piece) -> bool {
-    let (thread, context) = current();
-    (context.ops.keeps)(thread, engine, piece, Location::caller())
+hooks! {
+    /// Returns whether the simulator copies the piece later.
+    is_deferred(engine: Engine, piece: Piece) -> bool = keeps(engine, piece);
 }

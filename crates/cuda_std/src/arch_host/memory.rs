@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use super::{Access, Event, Order, Scope, current};
+use super::{Access, Event, Order, Scope, SharedAddress, current};
 use crate::atomic::AtomicValue;
 
 /// Reports an access to a `T` to the simulator before it happens, and returns the address to
@@ -26,25 +26,18 @@ pub(super) fn touch<T>(address: *const T, access: Access) -> *mut T {
     }
 }
 
-/// Reports a step of asynchronous operations.
-#[track_caller]
-pub(super) fn event(event: Event) {
-    let (thread, context) = current();
-    (context.ops.event)(thread, event, Location::caller());
+hooks! {
+    /// Reports a step of asynchronous operations.
+    event(event: Event) = event(event);
+    /// Tells the simulator that this thread may be polling for another thread's store.
+    spin() = spin();
+    nanosleep(_nanos: u32) = spin();
 }
 
 #[cold]
 #[track_caller]
 pub(super) fn misaligned(address: usize, align: usize) -> ! {
     panic!("misaligned access: address {address:#x} is not a multiple of {align}")
-}
-
-/// Tells the simulator that this thread may be polling for another thread's store.
-#[inline]
-#[track_caller]
-pub(super) fn spin() {
-    let (thread, context) = current();
-    (context.ops.spin)(thread, Location::caller());
 }
 
 #[track_caller]
@@ -61,24 +54,47 @@ pub(crate) unsafe fn store<T: Copy>(address: *mut T, value: T) {
     unsafe { address.write(value) }
 }
 
-#[track_caller]
-pub(crate) unsafe fn load_v4(address: *const [u32; 4]) -> [u32; 4] {
-    let address = touch(address.cast::<u128>(), Access::Read).cast::<[u32; 4]>();
-    // SAFETY: the caller passes an address of 16 bytes that is valid for reads and aligned.
-    unsafe { address.read() }
+/// Defines loads by one instruction, of the size and alignment of `$word`.
+macro_rules! loads {
+    ($($name:ident($address:ty) -> $value:ty = $word:ty;)*) => { $(
+        #[track_caller]
+        pub(crate) unsafe fn $name(address: $address) -> $value {
+            let address = touch(address.cast::<$word>(), Access::Read).cast::<$value>();
+            // SAFETY: the caller passes an aligned address of memory that no other thread writes.
+            unsafe { address.read() }
+        }
+    )* };
+}
+
+loads! {
+    load_v4(*const [u32; 4]) -> [u32; 4] = u128;
+    load_shared(SharedAddress) -> [u32; 4] = u128;
+    load_shared_u32(SharedAddress) -> u32 = u32;
+    load_shared_u16(SharedAddress) -> u16 = u16;
+}
+
+/// Defines stores by one instruction, of the size and alignment of `$word`.
+macro_rules! stores {
+    ($($name:ident($address:ty, $value:ty) = $word:ty;)*) => { $(
+        #[track_caller]
+        pub(crate) unsafe fn $name(address: $address, value: $value) {
+            let address = touch(address.cast::<$word>(), Access::Write).cast::<$value>();
+            // SAFETY: the caller passes an aligned address that only this thread accesses.
+            unsafe { address.write(value) }
+        }
+    )* };
+}
+
+stores! {
+    store_v4(*mut [u32; 4], [u32; 4]) = u128;
+    store_shared(SharedAddress, [u32; 4]) = u128;
+    store_shared_pair(SharedAddress, [u32; 2]) = u64;
 }
 
 #[track_caller]
 pub(crate) unsafe fn load_v4_once(address: *const [u32; 4]) -> [u32; 4] {
     // SAFETY: the caller passes an address of 16 bytes that is valid for reads and aligned.
     unsafe { load_v4(address) }
-}
-
-#[track_caller]
-pub(crate) unsafe fn store_v4(address: *mut [u32; 4], value: [u32; 4]) {
-    let address = touch(address.cast::<u128>(), Access::Write).cast::<[u32; 4]>();
-    // SAFETY: the caller passes an address of 16 bytes that is valid for writes and aligned.
-    unsafe { address.write(value) }
 }
 
 #[inline]

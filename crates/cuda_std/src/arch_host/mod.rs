@@ -1,6 +1,33 @@
 //! The implementation on the host: operations act on the running simulated thread, through the
 //! simulator's table [`Ops`].
 
+/// Defines functions that call the simulator's functions, with the running thread, arguments and
+/// the caller's line.
+macro_rules! hooks {
+    ($(
+        $(#[$meta:meta])*
+        $name:ident($($arg:ident: $type:ty),*) $(-> $returns:ty)? = $op:ident($($value:expr),*);
+    )*) => { $(
+        $(#[$meta])*
+        #[inline]
+        #[track_caller]
+        pub(crate) fn $name($($arg: $type),*) $(-> $returns)? {
+            let (thread, context) = $crate::arch::current();
+            (context.ops.$op)(thread, $($value,)* std::panic::Location::caller())
+        }
+    )* };
+}
+
+/// Defines functions that are a step of asynchronous operations.
+macro_rules! events {
+    ($($name:ident $(<const $n:ident: u32>)? = $event:expr;)*) => { $(
+        #[track_caller]
+        pub(crate) fn $name$(<const $n: u32>)?() {
+            $crate::arch::event($event);
+        }
+    )* };
+}
+
 mod atomics;
 mod bulk;
 mod copies;

@@ -1,23 +1,29 @@
 //! Tensor cores in plain arithmetic, and `cp.async` copies.
 
-use std::panic::Location;
-
 use devcomm_types::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 use super::copies::{copy, put};
 use super::memory::{event, touch};
-use super::{Access, Engine, Event, SumsStep, current, lane_id};
+use super::{Access, Engine, Event, SumsStep, lane_id};
 use crate::tile::RegTile;
 use crate::warp::FULL_MASK;
 use crate::wgmma::Layout;
 
-/// Returns the words of all lanes of the warp, each of which gives six: the factors of `mma`, four
-/// words of `a` and two of `b`, or fewer and zeros.
-#[track_caller]
-fn exchange(mine: [u32; 6]) -> [[u32; 6]; 32] {
-    let (thread, context) = current();
-    (context.ops.exchange)(thread, mine, Location::caller())
+hooks! {
+    /// Returns the words of all lanes of the warp, each of which gives six: the factors of `mma`,
+    /// four words of `a` and two of `b`, or fewer and zeros.
+    exchange(mine: [u32; 6]) -> [[u32; 6]; 32] = exchange(mine);
+    /// Waits for the threads of the warpgroup.
+    meet_warpgroup() = meet_warpgroup();
+    step(sums: &mut [f32], step: SumsStep) = sums(sums, step);
+}
+
+events! {
+    commit_copies = Event::Commit(Engine::CpAsync);
+    wait_copies<const N: u32> =
+        Event::Wait { engine: Engine::CpAsync, pending: N, reads_only: false };
+    wgmma_commit = Event::Commit(Engine::Wgmma);
 }
 
 #[track_caller]
@@ -122,16 +128,6 @@ unsafe fn copy_async<W: Copy>(to: *mut W, from: *const W, pred: bool) {
     event(Event::Uses(Engine::Thread));
 }
 
-#[track_caller]
-pub(crate) fn commit_copies() {
-    event(Event::Commit(Engine::CpAsync));
-}
-
-#[track_caller]
-pub(crate) fn wait_copies<const N: u32>() {
-    event(Event::Wait { engine: Engine::CpAsync, pending: N, reads_only: false });
-}
-
 /// An address in shared memory.
 pub(crate) type SharedAddress = *mut u8;
 
@@ -182,32 +178,22 @@ pub trait Factor: Copy {
     fn value(bytes: &[u8]) -> f32;
 }
 
-impl Factor for bf16 {
-    #[inline(always)]
-    fn value(bytes: &[u8]) -> f32 {
-        Self::from_le_bytes([bytes[0], bytes[1]]).to_f32()
-    }
+macro_rules! factors {
+    ($($type:ty: |$bytes:ident| $value:expr;)*) => { $(
+        impl Factor for $type {
+            #[inline(always)]
+            fn value($bytes: &[u8]) -> f32 {
+                $value.to_f32()
+            }
+        }
+    )* };
 }
 
-impl Factor for f16 {
-    #[inline(always)]
-    fn value(bytes: &[u8]) -> f32 {
-        Self::from_le_bytes([bytes[0], bytes[1]]).to_f32()
-    }
-}
-
-impl Factor for F8E4M3 {
-    #[inline(always)]
-    fn value(bytes: &[u8]) -> f32 {
-        Self::from_bits(bytes[0]).to_f32()
-    }
-}
-
-impl Factor for F8E5M2 {
-    #[inline(always)]
-    fn value(bytes: &[u8]) -> f32 {
-        Self::from_bits(bytes[0]).to_f32()
-    }
+factors! {
+    bf16: |bytes| Self::from_le_bytes([bytes[0], bytes[1]]);
+    f16: |bytes| Self::from_le_bytes([bytes[0], bytes[1]]);
+    F8E4M3: |bytes| Self::from_bits(bytes[0]);
+    F8E5M2: |bytes| Self::from_bits(bytes[0]);
 }
 
 /// Returns the first [`Factor::TERMS`] columns of row `row` of a factor, read by `access`.
@@ -294,12 +280,6 @@ pub trait Sums: AsMut<[f32]> {
     }
 }
 
-#[track_caller]
-fn step(sums: &mut [f32], step: SumsStep) {
-    let (thread, context) = current();
-    (context.ops.sums)(thread, sums, step, Location::caller());
-}
-
 macro_rules! widths {
     ($($sums:literal)*) => { $(
         impl Sums for [f32; $sums] {
@@ -321,15 +301,9 @@ pub(crate) fn wgmma_fence() {
     event(Event::RegisterFence);
 }
 
-#[track_caller]
-pub(crate) fn wgmma_commit() {
-    event(Event::Commit(Engine::Wgmma));
-}
-
 /// The products are of the whole warpgroup, so none has ended before all its warps have begun it.
 #[track_caller]
 pub(crate) fn wgmma_wait<const N: u32>() {
-    let (thread, context) = current();
-    (context.ops.meet_warpgroup)(thread, Location::caller());
+    meet_warpgroup();
     event(Event::Wait { engine: Engine::Wgmma, pending: N, reads_only: false });
 }

@@ -1,6 +1,5 @@
 //! Indices, barriers, warp operations, printing.
 
-use std::panic::Location;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::{Shuffle, current, shared_static};
@@ -23,6 +22,15 @@ pub(crate) fn lane_id() -> u32 {
     index_in_block() % crate::warp::WARP_SIZE
 }
 
+hooks! {
+    /// Executes a barrier. Returns false if a planted bug removes it.
+    meet(id: u32, count: u32) -> bool = barrier(id, count);
+    sync_warp(mask: u32) = sync_warp(mask);
+    shuffle(mask: u32, mode: Shuffle, value: u32, lane: u32, width: u32) -> (u32, bool) =
+        shuffle(mask, mode, value, lane, width);
+    ballot(mask: u32, predicate: bool) -> u32 = ballot(mask, predicate);
+}
+
 #[inline]
 #[track_caller]
 pub(crate) fn barrier(id: u32, count: u32) {
@@ -33,14 +41,6 @@ pub(crate) fn barrier(id: u32, count: u32) {
 #[track_caller]
 pub(crate) fn barrier_all() {
     meet(0, 0);
-}
-
-/// Executes a barrier. Returns false if a planted bug removes it.
-#[inline]
-#[track_caller]
-fn meet(id: u32, count: u32) -> bool {
-    let (thread, context) = current();
-    (context.ops.barrier)(thread, id, count, Location::caller())
 }
 
 /// Executes a block barrier that counts predicates: between barriers the threads add to a word in
@@ -96,13 +96,6 @@ pub(crate) fn exit() -> ! {
     (context.ops.exit)(thread)
 }
 
-#[inline]
-#[track_caller]
-pub(crate) fn nanosleep(_nanos: u32) {
-    let (thread, context) = current();
-    (context.ops.spin)(thread, Location::caller());
-}
-
 /// Returns the existing lanes of the warp, as if none had diverged or exited.
 #[track_caller]
 pub(crate) fn active_mask() -> u32 {
@@ -113,32 +106,11 @@ pub(crate) fn active_mask() -> u32 {
     u32::MAX >> (WARP_SIZE - lanes)
 }
 
-#[inline]
-#[track_caller]
-pub(crate) fn sync_warp(mask: u32) {
-    let (thread, context) = current();
-    (context.ops.sync_warp)(thread, mask, Location::caller());
-}
-
-#[inline]
-#[track_caller]
-pub(crate) fn shuffle(mask: u32, mode: Shuffle, value: u32, lane: u32, width: u32) -> (u32, bool) {
-    let (thread, context) = current();
-    (context.ops.shuffle)(thread, mask, mode, value, lane, width, Location::caller())
-}
-
 #[track_caller]
 pub(crate) fn warp_min(value: u32) -> u32 {
     let exchanged =
         |least: u32, distance| least.min(shuffle(u32::MAX, Shuffle::Xor, least, distance, 32).0);
     [16, 8, 4, 2, 1].into_iter().fold(value, exchanged)
-}
-
-#[inline]
-#[track_caller]
-pub(crate) fn ballot(mask: u32, predicate: bool) -> u32 {
-    let (thread, context) = current();
-    (context.ops.ballot)(thread, mask, predicate, Location::caller())
 }
 
 #[inline]

@@ -1,4 +1,4 @@
-//! `mbarrier` and TMA.
+//! `mbarrier`, TMA and clusters.
 
 use core::arch::asm;
 
@@ -7,91 +7,119 @@ use devcomm_types::TensorMap;
 use super::memory::EVICT_FIRST;
 use super::tensor::SharedAddress;
 
-pub(crate) fn mbarrier_init(word: SharedAddress, arrivals: u32) {
-    // SAFETY: the word is a barrier's, by the contract of `MBarrier::at`.
-    unsafe {
-        asm!(
-            "mbarrier.init.shared::cta.b64 [{}], {};",
-            in(reg32) word,
-            in(reg32) arrivals,
-            options(nostack),
-        );
-    }
+instructions! { [nostack]
+    // The word is a barrier's, by the contract of `MBarrier::at`. Each block of a cluster has the
+    // barrier at this address.
+    fn mbarrier_init(word: SharedAddress, arrivals: u32):
+        "mbarrier.init.shared::cta.b64 [{word}], {arrivals};", in(reg32: word arrivals);
+    fn mbarrier_fence_init(): "fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;";
+    fn mbarrier_arrive(word: SharedAddress):
+        "mbarrier.arrive.shared::cta.b64 _, [{word}];", in(reg32: word);
+    fn mbarrier_arrive_expect_tx(word: SharedAddress, bytes: u32):
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{word}], {bytes};", in(reg32: word bytes);
+    fn mbarrier_arrive_cluster(word: SharedAddress, block: u32):
+        "{{ .reg .b32 remote; mapa.shared::cluster.u32 remote, {word}, {block}; \
+         mbarrier.arrive.shared::cluster.b64 _, [remote]; }}",
+        in(reg32: word block);
+    fn mbarrier_ended(word: SharedAddress, parity: u32) -> u32:
+        "{{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [{word}], {parity}; \
+         selp.u32 {ended}, 1, 0, p; }}",
+        in(reg32: word parity), out(reg32: ended) => ended;
+
+    // The caller keeps source and target valid until the copy has ended.
+    unsafe fn load_tile(
+        to: SharedAddress, map: *const TensorMap, row: u32, column: u32, barrier: SharedAddress
+    ):
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes \
+         [{to}], [{map}, {{{column}, {row}}}], [{barrier}];",
+        in(reg32: to column row barrier; reg64: map);
+    unsafe fn load_tile_multicast(
+        to: SharedAddress, map: *const TensorMap, row: u32, column: u32, barrier: SharedAddress,
+        blocks: u16
+    ):
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes\
+         .multicast::cluster [{to}], [{map}, {{{column}, {row}}}], [{barrier}], {blocks};",
+        in(reg32: to column row barrier; reg64: map; reg16: blocks);
+    unsafe fn load_tile_with(
+        to: SharedAddress, map: *const TensorMap, row: u32, column: u32, barrier: SharedAddress,
+        policy: u64
+    ):
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes\
+         .L2::cache_hint [{to}], [{map}, {{{column}, {row}}}], [{barrier}], {policy};",
+        in(reg32: to column row barrier; reg64: map policy);
+    unsafe fn store_tile(map: *const TensorMap, row: u32, column: u32, from: SharedAddress):
+        "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [{map}, {{{column}, {row}}}], \
+         [{from}];",
+        in(reg64: map; reg32: column row from);
+    unsafe fn reduce_add_tile(map: *const TensorMap, row: u32, column: u32, from: SharedAddress):
+        "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group \
+         [{map}, {{{column}, {row}}}], [{from}];",
+        in(reg64: map; reg32: column row from);
+    unsafe fn store_bulk(to: *mut u8, from: SharedAddress, bytes: u32):
+        "{{ .reg .u64 to; cvta.to.global.u64 to, {to}; \
+         cp.async.bulk.global.shared::cta.bulk_group [to], [{from}], {bytes}; }}",
+        in(reg64: to; reg32: from bytes);
+
+    fn commit_stores(): "cp.async.bulk.commit_group;";
+    fn fence_async_shared(): "fence.proxy.async.shared::cta;";
+    fn fence_async_global(): "fence.proxy.async.global;";
+    // A hint, at the address of a live map.
+    fn prefetch_map(map: *const TensorMap): "prefetch.tensormap [{map}];", in(reg64: map);
+
+    // The address lies in shared memory and is aligned; no other thread writes what is read here,
+    // or accesses what is written. The block `block` is running.
+    unsafe fn load_shared(from: SharedAddress) -> [u32; 4]:
+        "ld.shared.v4.u32 {{{a}, {b}, {c}, {d}}}, [{from}];",
+        in(reg32: from), out(reg32: a b c d) => [a, b, c, d];
+    unsafe fn load_shared_u16(from: SharedAddress) -> u16:
+        "ld.shared.u16 {value}, [{from}];", in(reg32: from), out(reg16: value) => value;
+    unsafe fn load_shared_u32(from: SharedAddress) -> u32:
+        "ld.shared.u32 {value}, [{from}];", in(reg32: from), out(reg32: value) => value;
+    unsafe fn store_shared_pair(to: SharedAddress, [a, b]: [u32; 2]):
+        "st.shared.v2.u32 [{to}], {{{a}, {b}}};", in(reg32: to a b);
+    unsafe fn store_shared(to: SharedAddress, [a, b, c, d]: [u32; 4]):
+        "st.shared.v4.u32 [{to}], {{{a}, {b}, {c}, {d}}};", in(reg32: to a b c d);
+    unsafe fn send_shared(
+        to: SharedAddress, block: u32, [a, b, c, d]: [u32; 4], barrier: SharedAddress
+    ):
+        "{{ .reg .b32 remote, word; mapa.shared::cluster.u32 remote, {to}, {block}; \
+         mapa.shared::cluster.u32 word, {barrier}, {block}; \
+         st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 \
+         [remote], {{{a}, {b}, {c}, {d}}}, [word]; }}",
+        in(reg32: a b c d to block barrier);
+    unsafe fn store_cluster_shared(to: SharedAddress, block: u32, [a, b, c, d]: [f32; 4]):
+        "{{ .reg .b32 remote; mapa.shared::cluster.u32 remote, {to}, {block}; \
+         st.shared::cluster.v4.f32 [remote], {{{a}, {b}, {c}, {d}}}; }}",
+        in(reg32: to block a b c d);
+
+    // It is not `nomem`, so no access moves across it.
+    fn wait_for_previous(): "griddepcontrol.wait;";
+    fn launch_next(): "griddepcontrol.launch_dependents;";
+    // The caller ensures that all threads of the cluster reach the barrier.
+    fn cluster_sync():
+        "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;";
+    fn cluster_sync_relaxed():
+        "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;";
 }
 
-pub(crate) fn mbarrier_fence_init() {
-    // SAFETY: a fence accesses no memory.
-    unsafe {
-        asm!(
-            "fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;",
-            options(nostack),
-        );
-    }
+instructions! { [pure nomem nostack]
+    fn cluster_size() -> u32: "mov.u32 {size}, %cluster_nctarank;", out(reg32: size) => size;
+    fn cluster_rank() -> u32: "mov.u32 {rank}, %cluster_ctarank;", out(reg32: rank) => rank;
 }
 
-pub(crate) fn mbarrier_arrive(word: SharedAddress) {
-    // SAFETY: the word is one of the block's barriers, by the contract of `MBarrier::at`.
-    unsafe {
-        asm!(
-            "mbarrier.arrive.shared::cta.b64 _, [{}];",
-            in(reg32) word,
-            options(nostack),
-        );
-    }
-}
-
-pub(crate) fn mbarrier_arrive_expect_tx(word: SharedAddress, bytes: u32) {
-    // SAFETY: the word is one of the block's barriers, by the contract of `MBarrier::at`.
-    unsafe {
-        asm!(
-            "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{}], {};",
-            in(reg32) word,
-            in(reg32) bytes,
-            options(nostack),
-        );
-    }
+const_instructions! {
+    wait_stores_read "cp.async.bulk.wait_group.read {};";
+    wait_stores "cp.async.bulk.wait_group {};";
+    raise_registers "setmaxnreg.inc.sync.aligned.u32 {};";
+    lower_registers "setmaxnreg.dec.sync.aligned.u32 {};";
 }
 
 pub(crate) fn mbarrier_try_wait(word: SharedAddress, parity: u32) -> bool {
-    let ended: u32;
-    // SAFETY: the word is one of the block's barriers, by the contract of `MBarrier::at`.
-    unsafe {
-        asm!(
-            "{{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [{word}], {parity}; \
-             selp.u32 {ended}, 1, 0, p; }}",
-            word = in(reg32) word,
-            parity = in(reg32) parity,
-            ended = out(reg32) ended,
-            options(nostack),
-        );
-    }
-    ended != 0
+    mbarrier_ended(word, parity) != 0
 }
 
 pub(crate) fn mbarrier_wait(word: SharedAddress, parity: u32) {
     while !mbarrier_try_wait(word, parity) {}
-}
-
-pub(crate) unsafe fn load_tile(
-    to: SharedAddress,
-    map: &TensorMap,
-    row: u32,
-    column: u32,
-    barrier: SharedAddress,
-) {
-    // SAFETY: the caller keeps room for the tile in shared memory until the barrier's phase ends.
-    unsafe {
-        asm!(
-            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes \
-             [{to}], [{map}, {{{column}, {row}}}], [{barrier}];",
-            to = in(reg32) to,
-            map = in(reg64) core::ptr::from_ref(map),
-            column = in(reg32) column,
-            row = in(reg32) row,
-            barrier = in(reg32) barrier,
-            options(nostack),
-        );
-    }
 }
 
 pub(crate) unsafe fn load_tile_once(
@@ -102,87 +130,7 @@ pub(crate) unsafe fn load_tile_once(
     barrier: SharedAddress,
 ) {
     // SAFETY: the caller keeps room for the tile in shared memory until the barrier's phase ends.
-    unsafe {
-        asm!(
-            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes\
-             .L2::cache_hint [{to}], [{map}, {{{column}, {row}}}], [{barrier}], {policy};",
-            to = in(reg32) to,
-            map = in(reg64) core::ptr::from_ref(map),
-            column = in(reg32) column,
-            row = in(reg32) row,
-            barrier = in(reg32) barrier,
-            policy = in(reg64) EVICT_FIRST,
-            options(nostack),
-        );
-    }
-}
-
-pub(crate) unsafe fn load_tile_multicast(
-    to: SharedAddress,
-    map: &TensorMap,
-    row: u32,
-    column: u32,
-    barrier: SharedAddress,
-    blocks: u16,
-) {
-    // SAFETY: the caller keeps room for the tile in shared memory until the barrier's phase ends.
-    unsafe {
-        asm!(
-            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes\
-             .multicast::cluster [{to}], [{map}, {{{column}, {row}}}], [{barrier}], {blocks};",
-            to = in(reg32) to,
-            map = in(reg64) core::ptr::from_ref(map),
-            column = in(reg32) column,
-            row = in(reg32) row,
-            barrier = in(reg32) barrier,
-            blocks = in(reg16) blocks,
-            options(nostack),
-        );
-    }
-}
-
-pub(crate) unsafe fn store_tile(map: &TensorMap, row: u32, column: u32, from: SharedAddress) {
-    // SAFETY: the caller keeps the tile in shared memory until the store has read it.
-    unsafe {
-        asm!(
-            "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [{map}, {{{column}, {row}}}], \
-             [{from}];",
-            map = in(reg64) core::ptr::from_ref(map),
-            column = in(reg32) column,
-            row = in(reg32) row,
-            from = in(reg32) from,
-            options(nostack),
-        );
-    }
-}
-
-pub(crate) unsafe fn store_bulk(to: *mut u8, from: SharedAddress, bytes: u32) {
-    // SAFETY: the caller keeps source and target valid and aligned until the copy has ended.
-    unsafe {
-        asm!(
-            "{{ .reg .u64 to; cvta.to.global.u64 to, {to}; \
-             cp.async.bulk.global.shared::cta.bulk_group [to], [{from}], {bytes}; }}",
-            to = in(reg64) to,
-            from = in(reg32) from,
-            bytes = in(reg32) bytes,
-            options(nostack),
-        );
-    }
-}
-
-pub(crate) unsafe fn reduce_add_tile(map: &TensorMap, row: u32, column: u32, from: SharedAddress) {
-    // SAFETY: the caller keeps the tile in shared memory until the store has read it.
-    unsafe {
-        asm!(
-            "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group \
-             [{map}, {{{column}, {row}}}], [{from}];",
-            map = in(reg64) core::ptr::from_ref(map),
-            column = in(reg32) column,
-            row = in(reg32) row,
-            from = in(reg32) from,
-            options(nostack),
-        );
-    }
+    unsafe { load_tile_with(to, map, row, column, barrier, EVICT_FIRST) }
 }
 
 pub(crate) unsafe fn store_words(to: *mut u32, from: SharedAddress, bytes: u32) {
@@ -190,206 +138,7 @@ pub(crate) unsafe fn store_words(to: *mut u32, from: SharedAddress, bytes: u32) 
     unsafe { store_bulk(to.cast(), from, bytes) }
 }
 
-pub(crate) fn commit_stores() {
-    // SAFETY: the instruction accesses no memory.
-    unsafe { asm!("cp.async.bulk.commit_group;", options(nostack)) }
-}
-
-pub(crate) fn wait_stores_read<const N: u32>() {
-    // SAFETY: the instruction only waits.
-    unsafe { asm!("cp.async.bulk.wait_group.read {};", const N, options(nostack)) }
-}
-
-pub(crate) fn wait_stores<const N: u32>() {
-    // SAFETY: the instruction only waits.
-    unsafe { asm!("cp.async.bulk.wait_group {};", const N, options(nostack)) }
-}
-
-pub(crate) fn fence_async_shared() {
-    // SAFETY: a fence accesses no memory.
-    unsafe { asm!("fence.proxy.async.shared::cta;", options(nostack)) }
-}
-
-pub(crate) fn fence_async_global() {
-    // SAFETY: a fence accesses no memory.
-    unsafe { asm!("fence.proxy.async.global;", options(nostack)) }
-}
-
-pub(crate) fn mbarrier_arrive_cluster(word: SharedAddress, block: u32) {
-    // SAFETY: as in `mbarrier_init`; each block of the cluster has the barrier at this address.
-    unsafe {
-        asm!(
-            "{{ .reg .b32 remote; mapa.shared::cluster.u32 remote, {}, {}; \
-             mbarrier.arrive.shared::cluster.b64 _, [remote]; }}",
-            in(reg32) word,
-            in(reg32) block,
-            options(nostack),
-        );
-    }
-}
-
-pub(crate) unsafe fn load_shared(from: SharedAddress) -> [u32; 4] {
-    let (a, b, c, d);
-    // SAFETY: the caller passes an aligned address in shared memory that no other thread writes.
-    unsafe {
-        asm!(
-            "ld.shared.v4.u32 {{{}, {}, {}, {}}}, [{}];",
-            out(reg32) a,
-            out(reg32) b,
-            out(reg32) c,
-            out(reg32) d,
-            in(reg32) from,
-            options(nostack),
-        );
-    }
-    [a, b, c, d]
-}
-
-pub(crate) unsafe fn load_shared_u16(from: SharedAddress) -> u16 {
-    let value;
-    // SAFETY: the caller passes an aligned address in shared memory that no other thread writes.
-    unsafe { asm!("ld.shared.u16 {}, [{}];", out(reg16) value, in(reg32) from, options(nostack)) }
-    value
-}
-
-pub(crate) unsafe fn load_shared_u32(from: SharedAddress) -> u32 {
-    let value;
-    // SAFETY: the caller passes an aligned address in shared memory that no other thread writes.
-    unsafe { asm!("ld.shared.u32 {}, [{}];", out(reg32) value, in(reg32) from, options(nostack)) }
-    value
-}
-
-pub(crate) unsafe fn store_shared_pair(to: SharedAddress, value: [u32; 2]) {
-    // SAFETY: the caller passes an aligned address in shared memory that only this thread accesses.
-    unsafe {
-        asm!(
-            "st.shared.v2.u32 [{}], {{{}, {}}};",
-            in(reg32) to,
-            in(reg32) value[0],
-            in(reg32) value[1],
-            options(nostack),
-        );
-    }
-}
-
-pub(crate) unsafe fn store_shared(to: SharedAddress, value: [u32; 4]) {
-    // SAFETY: the caller passes an aligned address in shared memory that only this thread accesses.
-    unsafe {
-        asm!(
-            "st.shared.v4.u32 [{}], {{{}, {}, {}, {}}};",
-            in(reg32) to,
-            in(reg32) value[0],
-            in(reg32) value[1],
-            in(reg32) value[2],
-            in(reg32) value[3],
-            options(nostack),
-        );
-    }
-}
-
-pub(crate) unsafe fn send_shared(
-    to: SharedAddress,
-    block: u32,
-    value: [u32; 4],
-    barrier: SharedAddress,
-) {
-    // SAFETY: the caller passes an aligned address in the shared memory of a running block.
-    unsafe {
-        asm!(
-            "{{ .reg .b32 remote, word; mapa.shared::cluster.u32 remote, {to}, {block}; \
-             mapa.shared::cluster.u32 word, {barrier}, {block}; \
-             st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 \
-             [remote], {{{}, {}, {}, {}}}, [word]; }}",
-            in(reg32) value[0],
-            in(reg32) value[1],
-            in(reg32) value[2],
-            in(reg32) value[3],
-            to = in(reg32) to,
-            block = in(reg32) block,
-            barrier = in(reg32) barrier,
-            options(nostack),
-        );
-    }
-}
-
 pub(crate) unsafe fn store_cluster(to: *mut [f32; 4], block: u32, value: [f32; 4]) {
     // SAFETY: the caller passes an aligned address in the shared memory of a running block.
-    unsafe {
-        asm!(
-            "{{ .reg .b32 remote; mapa.shared::cluster.u32 remote, {}, {}; \
-             st.shared::cluster.v4.f32 [remote], {{{}, {}, {}, {}}}; }}",
-            in(reg32) super::shared_address(to),
-            in(reg32) block,
-            in(reg32) value[0],
-            in(reg32) value[1],
-            in(reg32) value[2],
-            in(reg32) value[3],
-            options(nostack),
-        );
-    }
-}
-
-pub(crate) fn wait_for_previous() {
-    // SAFETY: the instruction only waits. It is not `nomem`, so no access moves across it.
-    unsafe { asm!("griddepcontrol.wait;", options(nostack)) }
-}
-
-pub(crate) fn launch_next() {
-    // SAFETY: the instruction accesses no memory.
-    unsafe { asm!("griddepcontrol.launch_dependents;", options(nostack)) }
-}
-
-pub(crate) fn cluster_size() -> u32 {
-    let size;
-    // SAFETY: the instruction reads a special register.
-    unsafe {
-        asm!("mov.u32 {}, %cluster_nctarank;", out(reg32) size, options(pure, nomem, nostack));
-    }
-    size
-}
-
-pub(crate) fn cluster_rank() -> u32 {
-    let rank;
-    // SAFETY: the instruction reads a special register.
-    unsafe {
-        asm!("mov.u32 {}, %cluster_ctarank;", out(reg32) rank, options(pure, nomem, nostack));
-    }
-    rank
-}
-
-pub(crate) fn cluster_sync() {
-    // SAFETY: a barrier accesses no memory; the caller ensures that all threads reach it.
-    unsafe {
-        asm!(
-            "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;",
-            options(nostack),
-        );
-    }
-}
-
-pub(crate) fn cluster_sync_relaxed() {
-    // SAFETY: a barrier accesses no memory; the caller ensures that all threads reach it.
-    unsafe {
-        asm!(
-            "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;",
-            options(nostack),
-        );
-    }
-}
-
-pub(crate) fn raise_registers<const N: u32>() {
-    // SAFETY: the instruction accesses no memory.
-    unsafe { asm!("setmaxnreg.inc.sync.aligned.u32 {};", const N, options(nostack)) }
-}
-
-pub(crate) fn lower_registers<const N: u32>() {
-    // SAFETY: the instruction accesses no memory.
-    unsafe { asm!("setmaxnreg.dec.sync.aligned.u32 {};", const N, options(nostack)) }
-}
-
-pub(crate) fn prefetch_map(map: &TensorMap) {
-    // SAFETY: the instruction is a hint, at the address of a live map.
-    unsafe {
-        asm!("prefetch.tensormap [{}];", in(reg64) core::ptr::from_ref(map), options(nostack));
-    }
+    unsafe { store_cluster_shared(super::shared_address(to), block, value) }
 }

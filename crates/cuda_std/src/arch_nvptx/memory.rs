@@ -75,38 +75,28 @@ pub(crate) unsafe fn load_v4(address: *const [u32; 4]) -> [u32; 4] {
     unsafe { address.cast::<crate::vector::Vec16<u32>>().read().to_bits() }
 }
 
+instructions! { [nostack readonly]
+    // 16 bytes at the address are valid for reads and aligned: the caller's duty.
+    unsafe fn load_v4_with(address: *const [u32; 4], policy: u64) -> [u32; 4]:
+        "ld.L2::cache_hint.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}], {policy};",
+        in(reg64: address policy), out(reg32: a b c d) => [a, b, c, d];
+    // The caller passes an address in global memory. Loads may move across it.
+    unsafe fn prefetch(address: *const u8): "prefetch.global.L2 [{address}];", in(reg64: address);
+}
+
+instructions! { [pure nomem nostack]
+    fn dynamic_shared_bytes() -> u32:
+        "mov.u32 {bytes}, %dynamic_smem_size;", out(reg32: bytes) => bytes;
+}
+
 pub(crate) unsafe fn load_v4_once(address: *const [u32; 4]) -> [u32; 4] {
-    let (a, b, c, d): (u32, u32, u32, u32);
     // SAFETY: 16 bytes at the address are valid for reads and aligned: the caller's duty.
-    unsafe {
-        asm!(
-            "ld.L2::cache_hint.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}], {policy};",
-            a = out(reg32) a,
-            b = out(reg32) b,
-            c = out(reg32) c,
-            d = out(reg32) d,
-            address = in(reg64) address,
-            policy = in(reg64) EVICT_FIRST,
-            options(nostack, readonly),
-        );
-    }
-    [a, b, c, d]
+    unsafe { load_v4_with(address, EVICT_FIRST) }
 }
 
 pub(crate) unsafe fn store_v4(address: *mut [u32; 4], value: [u32; 4]) {
     // SAFETY: the caller's contract; both types are 16 bytes of words.
     unsafe { address.cast::<Four>().write(transmute::<[u32; 4], Four>(value)) }
-}
-
-pub(crate) unsafe fn prefetch(address: *const u8) {
-    // SAFETY: the caller's contract. Loads may move across it.
-    unsafe {
-        asm!(
-            "prefetch.global.L2 [{address}];",
-            address = in(reg64) address,
-            options(nostack, readonly),
-        );
-    }
 }
 
 pub(crate) unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
@@ -133,10 +123,5 @@ pub(crate) fn dynamic_shared() -> *mut u8 {
 }
 
 pub(crate) fn dynamic_shared_size() -> usize {
-    let bytes: u32;
-    // SAFETY: the instruction reads a special register that never changes.
-    unsafe {
-        asm!("mov.u32 {}, %dynamic_smem_size;", out(reg32) bytes, options(pure, nomem, nostack));
-    }
-    bytes as usize
+    dynamic_shared_bytes() as usize
 }

@@ -4,6 +4,55 @@
 //! shuffles and votes keep their position in the control flow. Instructions that order memory are
 //! not `nomem`: LLVM moves no access across them.
 
+/// Defines functions of an instruction each, or of a few. The options of the assembly come first.
+/// After a function's template come the operands that it reads, and those that it writes, by the
+/// class of their registers, and the result.
+///
+/// The comments in a table say who makes an instruction safe: it accesses memory only at the
+/// addresses that it gets, and its other effects are on the calling thread.
+macro_rules! instructions {
+    ($options:tt) => {};
+    ($options:tt $(#[$meta:meta])* fn $($rest:tt)*) => {
+        instructions!(@item $options [$(#[$meta])*] [] $($rest)*);
+    };
+    ($options:tt $(#[$meta:meta])* unsafe fn $($rest:tt)*) => {
+        instructions!(@item $options [$(#[$meta])*] [unsafe] $($rest)*);
+    };
+    (
+        @item [$($option:ident)+] [$($meta:tt)*] [$($unsafe:tt)*]
+        $name:ident($($params:tt)*) $(-> $returns:ty)?: $template:literal
+        $(, in($($class:ident: $($operand:ident)+);+))?
+        $(, out($out_class:ident: $($out:ident)+) => $result:expr)?;
+        $($rest:tt)*
+    ) => {
+        $($meta)*
+        pub(crate) $($unsafe)* fn $name($($params)*) $(-> $returns)? {
+            $($(let $out;)+)?
+            // SAFETY: the comments in the table say who upholds what the instruction needs.
+            unsafe {
+                asm!(
+                    $template,
+                    $($($($operand = in($class) $operand,)+)+)?
+                    $($($out = out($out_class) $out,)+)?
+                    options($($option),+),
+                );
+            }
+            $($result)?
+        }
+        instructions!([$($option)+] $($rest)*);
+    };
+}
+
+/// Defines functions of an instruction each, whose operand is a constant. It accesses no memory.
+macro_rules! const_instructions {
+    ($($name:ident $template:literal;)*) => { $(
+        pub(crate) fn $name<const N: u32>() {
+            // SAFETY: the instruction accesses no memory.
+            unsafe { asm!($template, const N, options(nostack)) }
+        }
+    )* };
+}
+
 mod atomics;
 mod bulk;
 mod memory;

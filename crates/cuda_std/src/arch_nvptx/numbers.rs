@@ -20,66 +20,39 @@ pub(crate) fn f32_to_bf16(value: f32) -> bf16 {
     bf16::from_bits(f32_to_bf16x2([value, 0.0]) as u16)
 }
 
-macro_rules! halves {
-    ($($pack:ident $instruction:literal;)*) => { $(
-        pub(crate) fn $pack([low, high]: [f32; 2]) -> u32 {
-            let packed;
-            // SAFETY: the instruction accesses registers alone.
-            unsafe {
-                asm!(
-                    concat!($instruction, " {}, {}, {};"),
-                    out(reg32) packed,
-                    in(reg32) high,
-                    in(reg32) low,
-                    options(pure, nomem, nostack),
-                );
-            }
-            packed
-        }
-    )* };
+instructions! { [pure nomem nostack]
+    fn f32_to_f16x2([low, high]: [f32; 2]) -> u32:
+        "cvt.rn.f16x2.f32 {packed}, {high}, {low};",
+        in(reg32: high low), out(reg32: packed) => packed;
+    fn f32_to_bf16x2([low, high]: [f32; 2]) -> u32:
+        "cvt.rn.bf16x2.f32 {packed}, {high}, {low};",
+        in(reg32: high low), out(reg32: packed) => packed;
+    fn f32_to_f8e4m3x2([low, high]: [f32; 2]) -> u16:
+        "cvt.rn.satfinite.e4m3x2.f32 {packed}, {high}, {low};",
+        in(reg32: high low), out(reg16: packed) => packed;
+    fn f32_to_f8e5m2x2([low, high]: [f32; 2]) -> u16:
+        "cvt.rn.satfinite.e5m2x2.f32 {packed}, {high}, {low};",
+        in(reg32: high low), out(reg16: packed) => packed;
+    fn f8e4m3x2_to_f32(packed: u16) -> [f32; 2]:
+        "cvt.rn.f16x2.e4m3x2 {halves}, {packed};",
+        in(reg16: packed), out(reg32: halves) => f16x2_to_f32(halves);
+    fn f8e5m2x2_to_f32(packed: u16) -> [f32; 2]:
+        "cvt.rn.f16x2.e5m2x2 {halves}, {packed};",
+        in(reg16: packed), out(reg32: halves) => f16x2_to_f32(halves);
+
+    fn recip(x: f32) -> f32: "rcp.approx.f32 {y}, {x};", in(reg32: x), out(reg32: y) => y;
+    fn rcp_ftz(x: f32) -> f32: "rcp.approx.ftz.f32 {y}, {x};", in(reg32: x), out(reg32: y) => y;
+    fn exp2_ftz(x: f32) -> f32: "ex2.approx.ftz.f32 {y}, {x};", in(reg32: x), out(reg32: y) => y;
+    fn rsqrt(x: f32) -> f32: "rsqrt.approx.f32 {y}, {x};", in(reg32: x), out(reg32: y) => y;
+    fn exp2(x: f32) -> f32: "ex2.approx.f32 {y}, {x};", in(reg32: x), out(reg32: y) => y;
+    fn log2(x: f32) -> f32: "lg2.approx.f32 {y}, {x};", in(reg32: x), out(reg32: y) => y;
+    fn sin(x: f32) -> f32: "sin.approx.f32 {y}, {x};", in(reg32: x), out(reg32: y) => y;
+    fn cos(x: f32) -> f32: "cos.approx.f32 {y}, {x};", in(reg32: x), out(reg32: y) => y;
+    fn tanh(x: f32) -> f32: "tanh.approx.f32 {y}, {x};", in(reg32: x), out(reg32: y) => y;
 }
 
-halves! {
-    f32_to_f16x2 "cvt.rn.f16x2.f32";
-    f32_to_bf16x2 "cvt.rn.bf16x2.f32";
-}
-
-macro_rules! f8_types {
-    ($($ptx:literal $unpack:ident $pack:ident;)*) => { $(
-        pub(crate) fn $unpack(packed: u16) -> [f32; 2] {
-            let halves: u32;
-            // SAFETY: the instruction accesses registers alone.
-            unsafe {
-                asm!(
-                    concat!("cvt.rn.f16x2.", $ptx, " {}, {};"),
-                    out(reg32) halves,
-                    in(reg16) packed,
-                    options(pure, nomem, nostack),
-                );
-            }
-            [halves as u16, (halves >> 16) as u16].map(|bits| f16::from_bits(bits) as f32)
-        }
-
-        pub(crate) fn $pack([low, high]: [f32; 2]) -> u16 {
-            let packed;
-            // SAFETY: the instruction accesses registers alone.
-            unsafe {
-                asm!(
-                    concat!("cvt.rn.satfinite.", $ptx, ".f32 {}, {}, {};"),
-                    out(reg16) packed,
-                    in(reg32) high,
-                    in(reg32) low,
-                    options(pure, nomem, nostack),
-                );
-            }
-            packed
-        }
-    )* };
-}
-
-f8_types! {
-    "e4m3x2" f8e4m3x2_to_f32 f32_to_f8e4m3x2;
-    "e5m2x2" f8e5m2x2_to_f32 f32_to_f8e5m2x2;
+fn f16x2_to_f32(halves: u32) -> [f32; 2] {
+    [halves as u16, (halves >> 16) as u16].map(|bits| f16::from_bits(bits) as f32)
 }
 
 pub(crate) mod f32 {
@@ -88,34 +61,4 @@ pub(crate) mod f32 {
 
 pub(crate) mod f64 {
     pub(crate) use core::f64::math::{ceil, floor, mul_add, round, round_ties_even, sqrt, trunc};
-}
-
-macro_rules! approximations {
-    ($($name:ident $instruction:literal;)*) => { $(
-        pub(crate) fn $name(x: f32) -> f32 {
-            let y;
-            // SAFETY: the instruction accesses registers alone.
-            unsafe {
-                asm!(
-                    concat!($instruction, " {}, {};"),
-                    out(reg32) y,
-                    in(reg32) x,
-                    options(pure, nomem, nostack),
-                );
-            }
-            y
-        }
-    )* };
-}
-
-approximations! {
-    recip "rcp.approx.f32";
-    rcp_ftz "rcp.approx.ftz.f32";
-    exp2_ftz "ex2.approx.ftz.f32";
-    rsqrt "rsqrt.approx.f32";
-    exp2 "ex2.approx.f32";
-    log2 "lg2.approx.f32";
-    sin "sin.approx.f32";
-    cos "cos.approx.f32";
-    tanh "tanh.approx.f32";
 }

@@ -11,19 +11,15 @@ use crate::wgmma::Layout;
 /// An address in shared memory.
 pub(crate) type SharedAddress = u32;
 
-/// Returns the shared-memory address of a generic pointer.
+instructions! { [pure nomem nostack]
+    /// Returns the shared-memory address of a generic pointer.
+    fn generic_to_shared(pointer: *const u8) -> SharedAddress:
+        "{{ .reg .b64 a; cvta.to.shared.u64 a, {pointer}; cvt.u32.u64 {address}, a; }}",
+        in(reg64: pointer), out(reg32: address) => address;
+}
+
 pub(crate) fn shared_address<T>(pointer: *const T) -> SharedAddress {
-    let address;
-    // SAFETY: the instruction accesses registers alone.
-    unsafe {
-        asm!(
-            "{{ .reg .b64 a; cvta.to.shared.u64 a, {}; cvt.u32.u64 {}, a; }}",
-            in(reg64) pointer,
-            out(reg32) address,
-            options(pure, nomem, nostack),
-        );
-    }
-    address
+    generic_to_shared(pointer.cast())
 }
 
 pub(crate) fn shared_offset(address: SharedAddress, bytes: u32) -> SharedAddress {
@@ -64,42 +60,47 @@ pub(crate) unsafe fn mma_m16n8k16<T: Factor>(d: &mut [f32; 4], a: [u32; 4], b: [
     }
 }
 
-pub(crate) unsafe fn load_matrices<const TRANSPOSED: bool>(row: SharedAddress) -> [u32; 4] {
-    macro_rules! load {
-        ($transposed:literal) => {{
-            let (a, b, c, d);
-            asm!(
-                concat!(
-                    "ldmatrix.sync.aligned.m8n8.x4", $transposed,
-                    ".shared.b16 {{{}, {}, {}, {}}}, [{}];",
-                ),
-                out(reg32) a,
-                out(reg32) b,
-                out(reg32) c,
-                out(reg32) d,
-                in(reg32) row,
-                options(nostack),
-            );
-            [a, b, c, d]
-        }};
-    }
-    // SAFETY: the caller passes the address of a row in shared memory, and all lanes take part.
-    unsafe { if TRANSPOSED { load!(".trans") } else { load!("") } }
+instructions! { [nostack]
+    // All lanes of the warp take part. The caller passes the address of a row in shared memory,
+    // which the warp may write if it stores.
+    unsafe fn load_matrices_straight(row: SharedAddress) -> [u32; 4]:
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{{a}, {b}, {c}, {d}}}, [{row}];",
+        in(reg32: row), out(reg32: a b c d) => [a, b, c, d];
+    unsafe fn load_matrices_transposed(row: SharedAddress) -> [u32; 4]:
+        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{{a}, {b}, {c}, {d}}}, [{row}];",
+        in(reg32: row), out(reg32: a b c d) => [a, b, c, d];
+    unsafe fn store_matrices(row: SharedAddress, [a, b, c, d]: [u32; 4]):
+        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{row}], {{{a}, {b}, {c}, {d}}};",
+        in(reg32: row a b c d);
+    unsafe fn store_four_transposed(row: SharedAddress, [a, b, c, d]: [u32; 4]):
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [{row}], {{{a}, {b}, {c}, {d}}};",
+        in(reg32: row a b c d);
+    unsafe fn store_two_transposed(row: SharedAddress, [a, b]: [u32; 2]):
+        "stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [{row}], {{{a}, {b}}};",
+        in(reg32: row a b);
+
+    // The caller keeps both addresses valid and aligned until the copy is waited for. Of the
+    // source, `bytes` bytes are read, and the rest is zeros.
+    unsafe fn copy_16_bytes(to: SharedAddress, from: *const u8, bytes: u32):
+        "cp.async.cg.shared.global [{to}], [{from}], 16, {bytes};",
+        in(reg32: to bytes; reg64: from);
+    unsafe fn copy_4_bytes(to: SharedAddress, from: *const u8, bytes: u32):
+        "cp.async.ca.shared.global [{to}], [{from}], 4, {bytes};",
+        in(reg32: to bytes; reg64: from);
+
+    fn commit_copies(): "cp.async.commit_group;";
+    fn wgmma_fence(): "wgmma.fence.sync.aligned;";
+    fn wgmma_commit(): "wgmma.commit_group.sync.aligned;";
 }
 
-pub(crate) unsafe fn store_matrices(row: SharedAddress, words: [u32; 4]) {
-    // SAFETY: the caller passes the address of a row in shared memory that this warp may write.
-    unsafe {
-        asm!(
-            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{}], {{{}, {}, {}, {}}};",
-            in(reg32) row,
-            in(reg32) words[0],
-            in(reg32) words[1],
-            in(reg32) words[2],
-            in(reg32) words[3],
-            options(nostack),
-        );
-    }
+const_instructions! {
+    wait_copies "cp.async.wait_group {};";
+    wgmma_wait "wgmma.wait_group.sync.aligned {};";
+}
+
+pub(crate) unsafe fn load_matrices<const TRANSPOSED: bool>(row: SharedAddress) -> [u32; 4] {
+    // SAFETY: the caller passes the address of a row in shared memory, and all lanes take part.
+    unsafe { if TRANSPOSED { load_matrices_transposed(row) } else { load_matrices_straight(row) } }
 }
 
 pub(crate) unsafe fn store_matrices_transposed<const N: usize>(
@@ -109,61 +110,21 @@ pub(crate) unsafe fn store_matrices_transposed<const N: usize>(
     // SAFETY: the caller passes the address of a row in shared memory that this warp may write.
     unsafe {
         if N == 4 {
-            asm!(
-                "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [{}], {{{}, {}, {}, {}}};",
-                in(reg32) row,
-                in(reg32) words[0],
-                in(reg32) words[1],
-                in(reg32) words[2],
-                in(reg32) words[3],
-                options(nostack),
-            );
+            store_four_transposed(row, [words[0], words[1], words[2], words[3]]);
         } else {
-            asm!(
-                "stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [{}], {{{}, {}}};",
-                in(reg32) row,
-                in(reg32) words[0],
-                in(reg32) words[1],
-                options(nostack),
-            );
+            store_two_transposed(row, [words[0], words[1]]);
         }
     }
 }
 
 pub(crate) unsafe fn copy_16_async(to: SharedAddress, from: *const u8, pred: bool) {
     // SAFETY: the caller keeps both addresses valid and aligned until the copy is waited for.
-    unsafe {
-        asm!(
-            "cp.async.cg.shared.global [{}], [{}], 16, {};",
-            in(reg32) to,
-            in(reg64) from,
-            in(reg32) if pred { 16 } else { 0 },
-            options(nostack),
-        );
-    }
+    unsafe { copy_16_bytes(to, from, if pred { 16 } else { 0 }) }
 }
 
 pub(crate) unsafe fn copy_4_async(to: SharedAddress, from: *const u8, pred: bool) {
     // SAFETY: the caller keeps both addresses valid and aligned until the copy is waited for.
-    unsafe {
-        asm!(
-            "cp.async.ca.shared.global [{}], [{}], 4, {};",
-            in(reg32) to,
-            in(reg64) from,
-            in(reg32) if pred { 4 } else { 0 },
-            options(nostack),
-        );
-    }
-}
-
-pub(crate) fn commit_copies() {
-    // SAFETY: the instruction accesses no memory.
-    unsafe { asm!("cp.async.commit_group;", options(nostack)) }
-}
-
-pub(crate) fn wait_copies<const N: u32>() {
-    // SAFETY: the instruction only waits.
-    unsafe { asm!("cp.async.wait_group {};", const N, options(nostack)) }
+    unsafe { copy_4_bytes(to, from, if pred { 4 } else { 0 }) }
 }
 
 /// The matrix descriptor of `wgmma`: the low 18 bits of the address in units of 16 bytes, a stride
@@ -357,19 +318,4 @@ widths! { []
     104 "m64n208": 96 97 98 99 100 101 102 103;
     112 "m64n224": 104 105 106 107 108 109 110 111;
     128 "m64n256": 112 113 114 115 116 117 118 119 120 121 122 123 124 125 126 127;
-}
-
-pub(crate) fn wgmma_fence() {
-    // SAFETY: the instruction orders accesses to registers.
-    unsafe { asm!("wgmma.fence.sync.aligned;", options(nostack)) }
-}
-
-pub(crate) fn wgmma_commit() {
-    // SAFETY: the instruction accesses no memory.
-    unsafe { asm!("wgmma.commit_group.sync.aligned;", options(nostack)) }
-}
-
-pub(crate) fn wgmma_wait<const N: u32>() {
-    // SAFETY: the instruction only waits.
-    unsafe { asm!("wgmma.wait_group.sync.aligned {};", const N, options(nostack)) }
 }

@@ -26,43 +26,46 @@ indices! {
     grid_dim _grid_dim_x _grid_dim_y _grid_dim_z;
 }
 
-pub(crate) fn lane_id() -> u32 {
-    let lane;
-    // SAFETY: the instruction reads a special register that never changes.
-    unsafe { asm!("mov.u32 {}, %laneid;", out(reg32) lane, options(pure, nomem, nostack)) };
-    lane
+instructions! { [pure nomem nostack]
+    fn lane_id() -> u32: "mov.u32 {lane}, %laneid;", out(reg32: lane) => lane;
 }
 
-pub(crate) fn active_mask() -> u32 {
-    let mask;
-    // SAFETY: the instruction reads a special register. It is not `pure`: the mask depends on the
-    // position in the code.
-    unsafe { asm!("activemask.b32 {};", out(reg32) mask, options(nomem, nostack)) };
-    mask
+instructions! { [nomem nostack]
+    // It is not `pure`: the mask depends on the position in the code.
+    fn active_mask() -> u32: "activemask.b32 {mask};", out(reg32: mask) => mask;
+
+    // Registers are exchanged among the lanes, all of which are here, as the caller ensures.
+    fn warp_min(value: u32) -> u32:
+        "redux.sync.min.u32 {least}, {value}, 0xffffffff;",
+        in(reg32: value), out(reg32: least) => least;
+    fn ballot_of(mask: u32, predicate: u32) -> u32:
+        "{{ .reg .pred p; setp.ne.u32 p, {predicate}, 0; \
+         vote.sync.ballot.b32 {lanes}, p, {mask}; }}",
+        in(reg32: predicate mask), out(reg32: lanes) => lanes;
 }
 
-pub(crate) fn barrier_all() {
-    // SAFETY: a barrier accesses no memory; the caller ensures that all threads reach it.
-    unsafe { asm!("bar.sync 0;", options(nostack)) }
+instructions! { [nostack]
+    // The caller ensures that all threads reach a barrier: a wrong number of threads is a deadlock,
+    // no more.
+    fn barrier_all(): "bar.sync 0;";
+    fn barrier(id: u32, count: u32): "barrier.sync {id}, {count};", in(reg32: id count);
+    fn barrier_count_of(predicate: u32) -> u32:
+        "{{ .reg .pred p; setp.ne.u32 p, {predicate}, 0; bar.red.popc.u32 {count}, 0, p; }}",
+        in(reg32: predicate), out(reg32: count) => count;
+    fn sync_warp(mask: u32): "bar.warp.sync {mask};", in(reg32: mask);
+
+    fn nanosleep(nanos: u32): "nanosleep.u32 {nanos};", in(reg32: nanos);
+    // They are neither `pure` nor `nomem`, so that they stay between the accesses around them.
+    fn clock64() -> u64: "mov.u64 {cycles}, %clock64;", out(reg64: cycles) => cycles;
+    fn globaltimer() -> u64: "mov.u64 {nanos}, %globaltimer;", out(reg64: nanos) => nanos;
 }
 
-pub(crate) fn barrier(id: u32, count: u32) {
-    // SAFETY: a barrier accesses no memory; a wrong number of threads is a deadlock, no more.
-    unsafe { asm!("barrier.sync {}, {};", in(reg32) id, in(reg32) count, options(nostack)) }
+pub(crate) fn ballot(mask: u32, predicate: bool) -> u32 {
+    ballot_of(mask, predicate.into())
 }
 
 pub(crate) fn barrier_count(predicate: bool) -> u32 {
-    let count;
-    // SAFETY: a barrier accesses no memory; a wrong number of threads is a deadlock, no more.
-    unsafe {
-        asm!(
-            "{{ .reg .pred p; setp.ne.u32 p, {predicate}, 0; bar.red.popc.u32 {count}, 0, p; }}",
-            predicate = in(reg32) u32::from(predicate),
-            count = out(reg32) count,
-            options(nostack),
-        );
-    }
-    count
+    barrier_count_of(predicate.into())
 }
 
 /// Instructions that combine the threads' predicates `p` into a predicate `q`.
@@ -102,16 +105,6 @@ pub(crate) fn exit() -> ! {
     unsafe { asm!("exit;", options(nostack, noreturn)) }
 }
 
-pub(crate) fn nanosleep(nanos: u32) {
-    // SAFETY: the instruction only waits.
-    unsafe { asm!("nanosleep.u32 {};", in(reg32) nanos, options(nostack)) }
-}
-
-pub(crate) fn sync_warp(mask: u32) {
-    // SAFETY: a barrier accesses no memory; the caller ensures that all lanes reach it.
-    unsafe { asm!("bar.warp.sync {};", in(reg32) mask, options(nostack)) }
-}
-
 macro_rules! shfl {
     ($mode:literal, $mask:ident, $value:ident, $lane:ident, $clamp:ident) => {{
         let (result, in_range): (u32, u32);
@@ -148,51 +141,6 @@ pub(crate) fn shuffle(mask: u32, mode: Shuffle, value: u32, lane: u32, width: u3
         Shuffle::Down => shfl!("down", mask, value, lane, clamp),
         Shuffle::Xor => shfl!("bfly", mask, value, lane, clamp),
     }
-}
-
-pub(crate) fn warp_min(value: u32) -> u32 {
-    let least;
-    // SAFETY: only registers are exchanged; the caller ensures that all lanes are here.
-    unsafe {
-        asm!(
-            "redux.sync.min.u32 {least}, {value}, 0xffffffff;",
-            least = out(reg32) least,
-            value = in(reg32) value,
-            options(nomem, nostack),
-        );
-    }
-    least
-}
-
-pub(crate) fn ballot(mask: u32, predicate: bool) -> u32 {
-    let lanes;
-    // SAFETY: only registers are exchanged; the caller ensures that all lanes of the mask are here.
-    unsafe {
-        asm!(
-            "{{ .reg .pred p; setp.ne.u32 p, {predicate}, 0; \
-             vote.sync.ballot.b32 {lanes}, p, {mask}; }}",
-            predicate = in(reg32) u32::from(predicate),
-            lanes = out(reg32) lanes,
-            mask = in(reg32) mask,
-            options(nomem, nostack),
-        );
-    }
-    lanes
-}
-
-pub(crate) fn clock64() -> u64 {
-    let cycles;
-    // SAFETY: the instruction reads a special register. It is neither `pure` nor `nomem`, so that
-    // it stays between the accesses around it.
-    unsafe { asm!("mov.u64 {}, %clock64;", out(reg64) cycles, options(nostack)) };
-    cycles
-}
-
-pub(crate) fn globaltimer() -> u64 {
-    let nanos;
-    // SAFETY: the instruction reads a special register.
-    unsafe { asm!("mov.u64 {}, %globaltimer;", out(reg64) nanos, options(nostack)) };
-    nanos
 }
 
 pub(crate) fn opaque_usize(mut value: usize) -> usize {

@@ -1,5 +1,6 @@
 //! A block's product by `mma.sync`, from tiles that its threads copy by `cp.async`.
 
+use crate::track_callers;
 use core::marker::PhantomData;
 
 use super::{PipelineState, RegTile};
@@ -76,6 +77,7 @@ pub struct MmaTile<T, const ROWS: u32, const TRANSPOSED: bool = false> {
     element: PhantomData<T>,
 }
 
+#[track_callers]
 impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSPOSED> {
     /// Columns of a tile.
     pub const COLUMNS: u32 = 32;
@@ -119,7 +121,6 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
     /// `THREADS` threads call it, with `thread` from 0 on. `row` and `column` are multiples of 8.
     /// The matrix is allocated. No thread accesses the tile before these threads have waited for
     /// their copies, and then have met at a barrier.
-    #[track_caller]
     pub unsafe fn copy_from<const THREADS: u32, const ALIGN: u32>(
         self,
         matrix: Matrix<T>,
@@ -161,7 +162,6 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
     ///
     /// All lanes of a warp call it together; the tile is filled and has the elements. `row` and
     /// `column` are multiples of 16.
-    #[track_caller]
     #[must_use]
     pub unsafe fn load_a(self, row: u32, column: u32, lane: u32) -> [u32; 4] {
         // Rows 0 to 15 of the first eight columns, then of the next eight.
@@ -175,7 +175,6 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
     /// # Safety
     ///
     /// The contract is that of [`load_a`](Self::load_a).
-    #[track_caller]
     #[must_use]
     pub unsafe fn load_b(self, row: u32, column: u32, lane: u32) -> [[u32; 2]; 2] {
         // Eight rows, first and next eight columns; then the next eight rows.
@@ -191,7 +190,6 @@ impl<T: Factor, const ROWS: u32, const TRANSPOSED: bool> MmaTile<T, ROWS, TRANSP
     /// # Safety
     ///
     /// The contract is that of [`load_a`](Self::load_a).
-    #[track_caller]
     unsafe fn load(self, row: u32, eight: u32, column: u32, lane: u32) -> [u32; 4] {
         let from = match TRANSPOSED {
             false => self.rows_from(row).chunk(eight + lane, column),

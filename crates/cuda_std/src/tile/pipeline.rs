@@ -1,6 +1,7 @@
 //! A pipeline of stages in shared memory.
 
 use crate::mbarrier::{self, MBarrier};
+use crate::track_callers;
 
 /// Stages, each with an `mbarrier` for *full* and one for *empty*. Producers wait until a stage is
 /// empty and fill it; consumers wait until it is full and release it.
@@ -35,6 +36,7 @@ impl PipelineState {
     }
 }
 
+#[track_callers]
 impl Pipeline {
     /// Returns the number of words that the barriers of `stages` stages take.
     pub const fn words(stages: u32) -> usize {
@@ -59,7 +61,6 @@ impl Pipeline {
     /// # Safety
     ///
     /// One thread calls this, and no thread uses the pipeline yet.
-    #[track_caller]
     pub unsafe fn init(self, producers: u32, consumers: u32) {
         let mut state = PipelineState::FIRST;
         // Each stage once: the parity changes after the last one.
@@ -93,13 +94,11 @@ impl Pipeline {
     }
 
     /// Waits until the stage is full.
-    #[track_caller]
     pub fn wait_full(self, state: PipelineState) {
         self.full(state).wait(state.parity);
     }
 
     /// Waits until the stage is empty; at its first use it is.
-    #[track_caller]
     pub fn wait_empty(self, state: PipelineState) {
         self.empty(state).wait(state.parity ^ 1);
     }

@@ -1,5 +1,6 @@
 //! Tiles in shared memory.
 
+use crate::track_callers;
 use core::marker::PhantomData;
 
 use crate::convert::{Float, Half};
@@ -15,6 +16,7 @@ const ALIGN: usize = 1024;
 #[derive(Clone, Copy)]
 pub struct TileMemory(arch::SharedAddress);
 
+#[track_callers]
 impl TileMemory {
     /// The maximum number of bytes of dynamic shared memory that the alignment takes.
     pub const PADDING: u32 = ALIGN as u32;
@@ -38,7 +40,6 @@ impl TileMemory {
     /// # Safety
     ///
     /// The offset is a multiple of 16 and lies in the launch's dynamic shared memory.
-    #[track_caller]
     pub unsafe fn read<T>(self, offset: u32) -> Vec16<T> {
         // SAFETY: the caller passes an offset within the memory, of bytes that no thread writes.
         Vec16::from_bits(unsafe { arch::load_shared(arch::shared_offset(self.0, offset)) })
@@ -49,7 +50,6 @@ impl TileMemory {
     /// # Safety
     ///
     /// The contract is that of [`read`](Self::read); no other thread accesses them.
-    #[track_caller]
     pub unsafe fn write<T>(self, offset: u32, value: Vec16<T>) {
         // SAFETY: the caller passes an offset within the memory, of bytes for this thread alone.
         unsafe { arch::store_shared(arch::shared_offset(self.0, offset), value.to_bits()) }
@@ -62,7 +62,6 @@ impl TileMemory {
     /// # Safety
     ///
     /// The contract is that of [`write`](Self::write), in that block, which has not ended.
-    #[track_caller]
     pub unsafe fn send<T>(self, offset: u32, block: u32, value: Vec16<T>, barrier: MBarrier) {
         let to = arch::shared_offset(self.0, offset);
         // SAFETY: the caller passes an offset within the memory of a running block.
@@ -86,6 +85,7 @@ impl<T, const ROWS: u32> Clone for SharedTile<T, ROWS> {
 
 impl<T, const ROWS: u32> Copy for SharedTile<T, ROWS> {}
 
+#[track_callers]
 impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     /// Columns of a tile.
     pub const COLUMNS: u32 = 128 / size_of::<T>() as u32;
@@ -113,7 +113,6 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     /// # Safety
     ///
     /// The contract is that of [`tma::load_tile`](crate::tma::load_tile).
-    #[track_caller]
     pub unsafe fn load(self, map: &TensorMap, row: u32, column: u32, full: MBarrier) {
         // SAFETY: the caller keeps the tile for this load alone until the barrier's phase ends.
         unsafe { arch::load_tile(self.address, map, row, column, full.address()) }
@@ -125,7 +124,6 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     /// # Safety
     ///
     /// The contract is that of [`load`](Self::load).
-    #[track_caller]
     pub unsafe fn load_once(self, map: &TensorMap, row: u32, column: u32, full: MBarrier) {
         // SAFETY: the caller keeps the tile for this load alone until the barrier's phase ends.
         unsafe { arch::load_tile_once(self.address, map, row, column, full.address()) }
@@ -137,7 +135,6 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     /// # Safety
     ///
     /// The contract is that of [`tma::load_tile_multicast`](crate::tma::load_tile_multicast).
-    #[track_caller]
     pub unsafe fn load_multicast(
         self,
         map: &TensorMap,
@@ -157,7 +154,6 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     /// # Safety
     ///
     /// The contract is that of [`tma::store_tile`](crate::tma::store_tile).
-    #[track_caller]
     pub unsafe fn store(self, map: &TensorMap, row: u32, column: u32) {
         // SAFETY: the caller keeps the tile as it is until the store has read it.
         unsafe { arch::store_tile(map, row, column, self.address) }
@@ -170,7 +166,6 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     ///
     /// The contract is that of [`tma::store_words`](crate::tma::store_words), for
     /// [`BYTES`](Self::BYTES) bytes.
-    #[track_caller]
     pub unsafe fn store_swizzled(self, to: *mut u32) {
         // SAFETY: the caller keeps the tile as it is until the store has read it.
         unsafe { arch::store_words(to, self.address, Self::BYTES) }
@@ -183,7 +178,6 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     ///
     /// The contract is that of [`tma::store_bulk`](crate::tma::store_bulk), for
     /// [`BYTES`](Self::BYTES) bytes.
-    #[track_caller]
     pub unsafe fn store_bulk(self, to: *mut u32) {
         // SAFETY: the caller keeps the tile as it is until the store has read it.
         unsafe { arch::store_bulk(to.cast(), self.address, Self::BYTES) }

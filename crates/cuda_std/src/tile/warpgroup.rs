@@ -1,5 +1,6 @@
 //! A computing warpgroup of a main loop.
 
+use crate::track_callers;
 use devcomm_types::TensorMap;
 
 use super::{RegTile, SharedTile};
@@ -16,6 +17,7 @@ pub(super) const WARPGROUP: u32 = 128;
 #[derive(Debug)]
 pub struct Warpgroup(pub(super) ());
 
+#[track_callers]
 impl Warpgroup {
     /// Returns the warpgroup's number in the block.
     #[must_use]
@@ -36,14 +38,12 @@ impl Warpgroup {
     }
 
     /// Waits for all threads of the warpgroup, at the named barrier `index() + 1`.
-    #[track_caller]
     pub fn sync(&self) {
         thread::named_barrier_sync(1 + self.index(), WARPGROUP);
     }
 
     /// Adds the product of a tile of 64 rows of A and the transpose of a tile of B to the sums, or
     /// sets the sums to it. The `wgmma` group is committed and not waited for.
-    #[track_caller]
     pub fn multiply<T: Factor, D: Sums, const N: u32>(
         &self,
         sums: &mut D,
@@ -56,7 +56,6 @@ impl Warpgroup {
 
     /// Does the same as [`multiply`](Self::multiply) with factors that may be
     /// [transposed](SharedTile::transposed_factor). They have the terms of one tile.
-    #[track_caller]
     pub fn multiply_factors<T: Factor, A: Layout<T>, B: Layout<T>, D: Sums>(
         &self,
         sums: &mut D,
@@ -82,7 +81,6 @@ impl Warpgroup {
     /// from `column` on. Elements outside the matrix are not stored. The sums pass through a tile
     /// of shared memory with the rows of the map's tiles. The first thread commits the store as a
     /// bulk group, which may be pending on return.
-    #[track_caller]
     pub fn store_transposed<T: Half, const BLOCKS: usize, const R: u32>(
         &self,
         sums: &RegTile<f32, BLOCKS>,
@@ -114,7 +112,6 @@ impl Warpgroup {
 
     /// Waits until TMA has read the shared memory of all stores that the calling warp's first lane
     /// has begun, so that the memory may be written again.
-    #[track_caller]
     pub fn wait_until_read(&self) {
         if warp::lane_id() == 0 {
             tma::wait_stores_read::<0>();
@@ -125,7 +122,6 @@ impl Warpgroup {
 
     /// Calls `store` in one lane of the warp, which stores by TMA what all lanes have written to
     /// shared memory, and commits these stores as a bulk group.
-    #[track_caller]
     pub fn store(&self, store: impl FnOnce()) {
         publish_shared();
         if warp::lane_id() == 0 {

@@ -1,10 +1,9 @@
 //! The token that arriving at a barrier returns and that waiting for the peers consumes.
 
+use crate::prelude::*;
 use core::mem;
 
 use super::FenceLevel;
-use crate::wait::Deadline;
-use crate::{MemoryOrder, TimedOut, Timeout};
 
 /// The memory order and fence with which a coop arrived.
 #[derive(Clone, Copy)]
@@ -20,12 +19,7 @@ pub trait Arrive {
     /// Waits for the peers, or exits the kernel when the host aborts it.
     #[track_caller]
     #[doc(hidden)]
-    fn complete(&mut self, arrived: Arrived, order: MemoryOrder);
-
-    /// Does the same as [`complete`](Self::complete), with a deadline.
-    #[track_caller]
-    #[doc(hidden)]
-    fn complete_until(
+    fn complete(
         &mut self,
         arrived: Arrived,
         order: MemoryOrder,
@@ -50,7 +44,8 @@ impl<'b, B: Arrive> Arrival<'b, B> {
     #[doc(alias = "ncclLsaBarrierSessionWait")]
     #[track_caller]
     pub fn wait(self, order: MemoryOrder) {
-        self.barrier.complete(self.arrived, order);
+        // Without a deadline the wait does not time out.
+        let _ = self.barrier.complete(self.arrived, order, Deadline::NEVER);
         mem::forget(self);
     }
 
@@ -63,7 +58,7 @@ impl<'b, B: Arrive> Arrival<'b, B> {
     /// [`TimedOut`], in every thread of the coop.
     #[track_caller]
     pub fn wait_timeout(self, order: MemoryOrder, timeout: Timeout) -> Result<(), TimedOut> {
-        let result = self.barrier.complete_until(self.arrived, order, Deadline::after(timeout));
+        let result = self.barrier.complete(self.arrived, order, Deadline::after(timeout));
         mem::forget(self);
         result
     }
@@ -72,7 +67,7 @@ impl<'b, B: Arrive> Arrival<'b, B> {
 impl<B: Arrive> Drop for Arrival<'_, B> {
     fn drop(&mut self) {
         if !crate::wait::is_unwinding() {
-            self.barrier.complete(self.arrived, MemoryOrder::AcqRel);
+            let _ = self.barrier.complete(self.arrived, MemoryOrder::AcqRel, Deadline::NEVER);
         }
     }
 }

@@ -5,21 +5,18 @@
 //! increments its signal in every peer, and waits until each peer's signal in its own memory has
 //! reached the signal's shadow: the count of arrivals that this rank expects.
 
-use cuda_std::mem;
+use crate::prelude::*;
+use devcomm_types::GinType;
 use devcomm_types::nccl::GinBarrierHandle;
-use devcomm_types::{GinType, WaitFor, WaitKind};
 
 use super::arrival::{Arrive, Arrived};
 use super::{Arrival, BarrierIndex};
-use crate::call::CoopCall;
 use crate::gin::calls::{self, Release, Word};
 use crate::gin::{Gin, GinBackend, SignalId};
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::raw::host::GinBarrierUse;
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::wait::is_unwinding;
-use crate::wait::{Deadline, Outcome, finish, finish_timed};
-use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout};
 
 /// The earlier puts and gets that are complete after a GIN barrier. NCCL: `ncclGinFenceLevel`.
 #[doc(alias = "ncclGinFenceLevel")]
@@ -52,20 +49,13 @@ impl FenceLevel {
 ///
 /// NCCL: `ncclGinBarrierHandle` with its team.
 #[doc(alias = "ncclGinBarrierHandle")]
+#[derive(Clone, Copy)]
 pub struct GinBarriers<'a, B> {
     gin: Gin<'a, B>,
     team: Team,
     handle: GinBarrierHandle,
     all_contexts: bool,
 }
-
-impl<B> Clone for GinBarriers<'_, B> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<B> Copy for GinBarriers<'_, B> {}
 
 impl<'a, B: GinBackend> Gin<'a, B> {
     /// Returns barrier `index` of all ranks, for the threads of `coop`: [`GinBarriers::barrier`] of
@@ -178,12 +168,12 @@ pub struct GinBarrier<'a, B> {
     first: u32,
 }
 
+#[track_callers]
 impl<B: GinBackend> GinBarrier<'_, B> {
     /// Signals this coop's arrival to the peers. [`Arrival::wait`] waits for theirs; dropping the
     /// arrival waits too. `fence` says which puts and gets are complete after the wait.
     ///
     /// NCCL's `ncclGinBarrierSession` has no split arrive and wait.
-    #[track_caller]
     pub fn arrive(&mut self, order: MemoryOrder, fence: FenceLevel) -> Arrival<'_, Self> {
         if let Err(outcome) = self.signal_peers(order, fence, Deadline::NEVER) {
             finish(self.coop, outcome, self.call(fence));
@@ -196,7 +186,6 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     ///
     /// NCCL: `ncclGinBarrierSession::sync`.
     #[doc(alias = "ncclGinBarrierSessionSync")]
-    #[track_caller]
     pub fn sync(&mut self, order: MemoryOrder, fence: FenceLevel) {
         let outcome = self.arrive_and_wait(order, fence, Deadline::NEVER);
         finish(self.coop, outcome, self.call(fence));
@@ -211,7 +200,6 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[track_caller]
     pub fn sync_timeout(
         &mut self,
         order: MemoryOrder,
@@ -222,7 +210,6 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         finish_timed(self.coop, outcome, self.call(fence))
     }
 
-    #[track_caller]
     pub(super) fn arrive_and_wait(
         &mut self,
         order: MemoryOrder,
@@ -236,7 +223,6 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     }
 
     /// Signals every peer, or none if the wait for the fence's puts did not complete.
-    #[track_caller]
     pub(super) fn signal_peers(
         &mut self,
         order: MemoryOrder,
@@ -270,7 +256,6 @@ impl<B: GinBackend> GinBarrier<'_, B> {
 
     /// Waits for the signals of this thread's share of the peers, and for its share of the gets if
     /// the fence covers them.
-    #[track_caller]
     pub(super) fn wait_for_peers(
         &mut self,
         order: MemoryOrder,
@@ -330,7 +315,6 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     }
 
     /// Increments the shadow of a peer's signal. Returns the new value, for which to wait.
-    #[track_caller]
     fn expect(&self, gin: &Gin<'_, B>, peer: i32) -> u64 {
         // SAFETY: `barrier` checked that the signal is reserved, so it has a shadow, which only the
         // barrier's threads access. NCCL uses its low 32 bits.
@@ -344,7 +328,6 @@ impl<B: GinBackend> GinBarrier<'_, B> {
 
     /// Waits until the operations that this rank has posted to this thread's share of the peers, on
     /// the contexts that the barrier covers, are complete.
-    #[track_caller]
     fn flush(&self, order: MemoryOrder, deadline: Deadline) -> Outcome {
         let mut context = 0;
         loop {
@@ -361,14 +344,12 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     }
 
     /// Returns the `i`-th of the contexts that the barrier covers.
-    #[track_caller]
     fn on_context(&self, i: i32) -> Gin<'_, B> {
         if self.set.all_contexts { self.set.gin.with_index(i as u32) } else { self.set.gin }
     }
 
     /// Returns the `i`-th pair of a context and a peer. In each context the peers begin with the
     /// next rank; this rank, if it is one of them, is the last.
-    #[track_caller]
     fn context_and_peer(&self, i: i32, peers: i32) -> (Gin<'_, B>, i32) {
         let team = self.set.team;
         let context = if self.set.all_contexts { i / peers } else { 0 };
@@ -378,21 +359,14 @@ impl<B: GinBackend> GinBarrier<'_, B> {
 }
 
 impl<B: GinBackend> Arrive for GinBarrier<'_, B> {
-    #[track_caller]
-    fn complete(&mut self, arrived: Arrived, order: MemoryOrder) {
-        let outcome = self.wait_for_peers(order, arrived.fence, Deadline::NEVER);
-        finish(self.coop, outcome, self.call(arrived.fence));
-    }
-
-    #[track_caller]
-    fn complete_until(
+    fn complete(
         &mut self,
         arrived: Arrived,
         order: MemoryOrder,
         deadline: Deadline,
     ) -> Result<(), TimedOut> {
         let outcome = self.wait_for_peers(order, arrived.fence, deadline);
-        finish_timed(self.coop, outcome, self.call(arrived.fence))
+        finish_by(deadline, self.coop, outcome, self.call(arrived.fence))
     }
 }
 

@@ -1,12 +1,7 @@
 //! A barrier between all blocks of a grid.
 
-use cuda_std::atomic::{AtomicU32, Order, Scope};
-use cuda_std::thread;
-use devcomm_types::{WaitFor, WaitKind};
-
-use crate::call::CoopCall;
-use crate::wait::{Deadline, Outcome, finish, poll};
-use crate::{Coop, DevComm};
+use crate::prelude::*;
+use cuda_std::atomic::AtomicU32;
 
 /// A barrier of all threads of a one-dimensional grid. All blocks must be co-resident, as they are
 /// in a cooperative launch, the default of a kernel that takes a [`DevComm`].
@@ -62,14 +57,7 @@ impl<'a> GridBarrier<'a> {
             let arrival = if thread::block_idx_x() == 0 { PHASE - others } else { 1 };
             let before = word.fetch_add(arrival, Order::AcqRel, Scope::Gpu);
             let done = || (word.load(Order::Acquire, Scope::Gpu) ^ before) & PHASE != 0;
-            let what = || WaitFor {
-                kind: WaitKind::GridBarrier,
-                index: 0,
-                context: 0,
-                peer: -1,
-                wanted: 0,
-                seen: 0,
-            };
+            let what = || WaitFor::of(WaitKind::GridBarrier);
             outcome = poll(self.comm, Deadline::NEVER, done, what);
         }
         finish(coop, outcome, CoopCall::new("grid_barrier.sync"));

@@ -6,10 +6,8 @@
 
 use super::arrival::{Arrive, Arrived};
 use super::{Arrival, BarrierIndex, FenceLevel, GinBarrier, GinBarriers, LsaBarrier};
-use crate::call::CoopCall;
 use crate::gin::{Gin, GinBackend};
-use crate::wait::{Deadline, Outcome, finish, finish_timed};
-use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout};
+use crate::prelude::*;
 
 /// A barrier of all ranks, which the host reserved with the option `barriers`:
 /// [`Gin::hybrid_barrier`].
@@ -52,6 +50,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     }
 }
 
+#[track_callers]
 impl<'a, B: GinBackend> HybridBarrier<'a, B> {
     /// Returns the inner barrier, of the LSA team only. NCCL: `ncclBarrierSession::lsaBarrier`.
     #[doc(alias = "lsaBarrier")]
@@ -61,7 +60,6 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
 
     /// Returns the outer barrier, of the rail team only. NCCL: `ncclBarrierSession::ginBarrier`.
     #[doc(alias = "ginBarrier")]
-    #[track_caller]
     pub fn rail(&mut self) -> GinBarrier<'a, B> {
         let comm = self.gin.comm();
         let handle = comm.as_raw().hybrid_rail_gin_barrier;
@@ -75,7 +73,6 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
     /// teams, so a peer's wait may depend on this rank's wait. Dropping the arrival waits too.
     ///
     /// NCCL's `ncclBarrierSession` has no split arrive and wait.
-    #[track_caller]
     pub fn arrive(&mut self, order: MemoryOrder, fence: FenceLevel) -> Arrival<'_, Self> {
         match self.path(fence) {
             Path::Network => {
@@ -95,15 +92,9 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
     ///
     /// NCCL: `ncclBarrierSession::sync`.
     #[doc(alias = "ncclBarrierSessionSync")]
-    #[track_caller]
     pub fn sync(&mut self, order: MemoryOrder, fence: FenceLevel) {
-        let path = self.path(fence);
-        if path != Path::Network {
-            self.lsa.sync(order);
-        }
-        let mut outer = self.outer(path);
-        let outcome = outer.arrive_and_wait(order, fence, Deadline::NEVER);
-        finish(self.coop, outcome, CoopCall::new("hybrid_barrier.sync"));
+        // Without a deadline the wait does not time out.
+        let _ = self.sync_until(order, fence, Deadline::NEVER);
     }
 
     /// Does the same as [`sync`](Self::sync), with a timeout. After a timeout the barrier counts as
@@ -114,22 +105,29 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[track_caller]
     pub fn sync_timeout(
         &mut self,
         order: MemoryOrder,
         fence: FenceLevel,
         timeout: Timeout,
     ) -> Result<(), TimedOut> {
-        let (path, deadline) = (self.path(fence), Deadline::after(timeout));
-        let mut inner = Ok(());
+        self.sync_until(order, fence, Deadline::after(timeout))
+    }
+
+    fn sync_until(
+        &mut self,
+        order: MemoryOrder,
+        fence: FenceLevel,
+        deadline: Deadline,
+    ) -> Result<(), TimedOut> {
+        let (path, mut inner) = (self.path(fence), Ok(()));
         if path != Path::Network {
             inner = self.lsa.sync_until(order, deadline);
         }
         // This runs even if `inner` timed out: the peers wait for this rank at both barriers.
         let mut outer = self.outer(path);
         let outcome = outer.arrive_and_wait(order, fence, deadline);
-        finish_timed(self.coop, outcome, CoopCall::new("hybrid_barrier.sync")).and(inner)
+        finish_by(deadline, self.coop, outcome, CoopCall::new("hybrid_barrier.sync")).and(inner)
     }
 
     fn path(&self, fence: FenceLevel) -> Path {
@@ -143,7 +141,6 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         }
     }
 
-    #[track_caller]
     fn outer(&mut self, path: Path) -> GinBarrier<'a, B> {
         if path == Path::LsaThenRail {
             return self.rail();
@@ -178,17 +175,7 @@ impl<B: GinBackend> HybridBarrier<'_, B> {
 }
 
 impl<B: GinBackend> Arrive for HybridBarrier<'_, B> {
-    #[track_caller]
-    fn complete(&mut self, arrived: Arrived, order: MemoryOrder) {
-        if self.path(arrived.fence) != Path::Network {
-            self.lsa.wait(order);
-        }
-        let outcome = self.wait_outer(arrived, order, Deadline::NEVER);
-        finish(self.coop, outcome, CoopCall::new("hybrid_barrier.sync"));
-    }
-
-    #[track_caller]
-    fn complete_until(
+    fn complete(
         &mut self,
         arrived: Arrived,
         order: MemoryOrder,
@@ -200,6 +187,6 @@ impl<B: GinBackend> Arrive for HybridBarrier<'_, B> {
         }
         // This runs even if `inner` timed out: the peers wait for this rank at both barriers.
         let outcome = self.wait_outer(arrived, order, deadline);
-        finish_timed(self.coop, outcome, CoopCall::new("hybrid_barrier.sync")).and(inner)
+        finish_by(deadline, self.coop, outcome, CoopCall::new("hybrid_barrier.sync")).and(inner)
     }
 }

@@ -8,24 +8,21 @@
 //! multicast, and for each barrier one inbox per rank. A session loads its epoch when it opens and
 //! stores it when it closes.
 
+use crate::prelude::*;
 use core::mem::MaybeUninit;
 
-use cuda_std::atomic::{Order, Scope};
 #[cfg(target_arch = "nvptx64")]
 use cuda_std::mem::store;
 use cuda_std::mem::{load_ordered, store_ordered};
+use cuda_std::multimem;
 use cuda_std::reduce::Sum;
-use cuda_std::{hint, multimem};
 use devcomm_types::nccl::{LsaBarrierHandle, LsaBarrierSession, MultimemHandle};
-use devcomm_types::{WaitFor, WaitKind};
 
 use super::arrival::{Arrive, Arrived};
 use super::{Arrival, BarrierIndex, FenceLevel};
-use crate::call::CoopCall;
+use crate::wait::has_reached;
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::wait::is_unwinding;
-use crate::wait::{Deadline, Outcome, finish, finish_timed, has_reached, poll};
-use crate::{Coop, DevComm, MemoryOrder, Team, TimedOut, Timeout, raw};
 
 /// A set of LSA barriers: the device communicator's, or an additional one that the host requested.
 ///
@@ -169,9 +166,9 @@ impl Drop for LsaBarrier<'_> {
     }
 }
 
+#[track_callers]
 impl<'a> LsaBarrier<'a> {
     /// Returns NCCL's session, with the stored epoch.
-    #[track_caller]
     fn session(&self) -> MaybeUninit<LsaBarrierSession> {
         let LsaBarriers { comm, team, handle, multimem } = self.set;
         let mut session = MaybeUninit::uninit();
@@ -201,7 +198,6 @@ impl<'a> LsaBarrier<'a> {
     ///
     /// NCCL: `ncclLsaBarrierSessionArrive`.
     #[doc(alias = "ncclLsaBarrierSessionArrive")]
-    #[track_caller]
     pub fn arrive(&mut self, order: MemoryOrder) -> Arrival<'_, Self> {
         self.signal_peers(order);
         Arrival::new(self, Arrived { order, fence: FenceLevel::None })
@@ -209,10 +205,9 @@ impl<'a> LsaBarrier<'a> {
 
     /// Arrives and waits. NCCL: `ncclLsaBarrierSessionSync`.
     #[doc(alias = "ncclLsaBarrierSessionSync")]
-    #[track_caller]
     pub fn sync(&mut self, order: MemoryOrder) {
-        self.signal_peers(order);
-        self.wait(order);
+        // Without a deadline the wait does not time out.
+        let _ = self.sync_until(order, Deadline::NEVER);
     }
 
     /// Does the same as [`sync`](Self::sync), with a timeout. After a timeout the barrier counts as
@@ -225,12 +220,10 @@ impl<'a> LsaBarrier<'a> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[track_caller]
     pub fn sync_timeout(&mut self, order: MemoryOrder, timeout: Timeout) -> Result<(), TimedOut> {
         self.sync_until(order, Deadline::after(timeout))
     }
 
-    #[track_caller]
     pub(super) fn sync_until(
         &mut self,
         order: MemoryOrder,
@@ -240,7 +233,6 @@ impl<'a> LsaBarrier<'a> {
         self.wait_until(order, deadline)
     }
 
-    #[track_caller]
     pub(super) fn signal_peers(&mut self, order: MemoryOrder) {
         self.forget_addresses();
         let Self { set: LsaBarriers { team, multimem, .. }, coop, .. } = *self;
@@ -269,20 +261,13 @@ impl<'a> LsaBarrier<'a> {
         }
     }
 
-    #[track_caller]
-    pub(super) fn wait(&mut self, order: MemoryOrder) {
-        let outcome = self.wait_for_peers(order, Deadline::NEVER);
-        finish(self.coop, outcome, self.call("barrier.sync"));
-    }
-
-    #[track_caller]
     pub(super) fn wait_until(
         &mut self,
         order: MemoryOrder,
         deadline: Deadline,
     ) -> Result<(), TimedOut> {
         let outcome = self.wait_for_peers(order, deadline);
-        finish_timed(self.coop, outcome, self.call("barrier.sync"))
+        finish_by(deadline, self.coop, outcome, self.call("barrier.sync"))
     }
 
     /// Makes the compiler recompute the addresses of epoch and inboxes: kept between two
@@ -302,7 +287,6 @@ impl<'a> LsaBarrier<'a> {
     }
 
     /// Polls this thread's share of the inboxes.
-    #[track_caller]
     fn wait_for_peers(&self, order: MemoryOrder, deadline: Deadline) -> Outcome {
         let Self { set: LsaBarriers { team, multimem, .. }, coop, .. } = *self;
         if multimem.is_some() {
@@ -325,7 +309,6 @@ impl<'a> LsaBarrier<'a> {
     }
 
     /// Polls until the count in an inbox of this rank has reached the epoch.
-    #[track_caller]
     fn wait_for(
         &self,
         inbox: *mut u32,
@@ -347,25 +330,22 @@ impl<'a> LsaBarrier<'a> {
     fn describe(&self, peer: i32) -> WaitFor {
         let Self { set: LsaBarriers { comm, team, .. }, index, .. } = *self;
         let peer = if peer < 0 { peer } else { team.to_world(comm.rank(), peer) };
-        WaitFor { kind: WaitKind::LsaBarrier, index, context: 0, peer, wanted: 0, seen: 0 }
+        WaitFor { index, peer, ..WaitFor::of(WaitKind::LsaBarrier) }
     }
 
     /// Returns the set's array in the resource buffer of team rank `owner`.
-    #[track_caller]
     fn words(&self, owner: i32) -> *mut u32 {
         let LsaBarriers { comm, team, handle, .. } = self.set;
         comm.resource_buffer(handle.buffer).peer::<u32>(team, owner).as_ptr()
     }
 
     /// Returns the inbox in the memory of rank `owner` to which rank `peer` writes its arrivals.
-    #[track_caller]
     fn inbox(&self, owner: i32, peer: i32) -> *mut u32 {
         let LsaBarriers { team, handle, .. } = self.set;
         let inboxes = 3 * handle.n_barriers + self.index as i32 * team.n_ranks;
         self.words(owner).wrapping_offset(inboxes as isize).wrapping_offset(peer as isize)
     }
 
-    #[track_caller]
     fn own_multicast_inbox(&self) -> *mut u32 {
         let first = 2 * self.set.handle.n_barriers;
         self.words(self.set.team.rank)
@@ -373,7 +353,6 @@ impl<'a> LsaBarrier<'a> {
             .wrapping_add(self.index as usize)
     }
 
-    #[track_caller]
     fn multicast_inbox(&self, multimem: MultimemHandle) -> *mut u32 {
         let LsaBarriers { comm, handle, .. } = self.set;
         let words = comm.resource_buffer(handle.buffer).multimem_of::<u32>(multimem);
@@ -389,13 +368,7 @@ fn epoch_of(session: &mut MaybeUninit<LsaBarrierSession>) -> *mut u32 {
 }
 
 impl Arrive for LsaBarrier<'_> {
-    #[track_caller]
-    fn complete(&mut self, _arrived: Arrived, order: MemoryOrder) {
-        self.wait(order);
-    }
-
-    #[track_caller]
-    fn complete_until(
+    fn complete(
         &mut self,
         _arrived: Arrived,
         order: MemoryOrder,

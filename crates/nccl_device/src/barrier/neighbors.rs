@@ -1,14 +1,11 @@
 //! A barrier between each rank and its two neighbours.
 
-use cuda_std::atomic::{Order, Scope};
+use crate::prelude::*;
 use cuda_std::mem::{load_ordered, store_ordered};
-use devcomm_types::{WaitFor, WaitKind};
 
 use super::arrival::{Arrive, Arrived};
 use super::{Arrival, FenceLevel};
-use crate::call::CoopCall;
-use crate::wait::{Deadline, Outcome, finish, finish_timed, has_reached, is_unwinding, poll};
-use crate::{Coop, DevComm, MemoryOrder, Team, TimedOut, Timeout, Window};
+use crate::wait::{has_reached, is_unwinding};
 
 /// A barrier between each rank of a team and its two neighbours, [`Team::prev`] and [`Team::next`]:
 /// for rings, and for stencils, which exchange borders with these two ranks only.
@@ -44,6 +41,7 @@ const FROM_PREV: usize = 0;
 const FROM_NEXT: usize = 1;
 const EPOCH: usize = 2;
 
+#[track_callers]
 impl<'a> NeighborBarrier<'a> {
     /// The number of window elements that a barrier uses.
     pub const WORDS: usize = 3;
@@ -57,7 +55,6 @@ impl<'a> NeighborBarrier<'a> {
     /// The team's ranks can load and store each other's memory, and each rank's part of the window
     /// has these elements. They were 0 before the first launch. Only this barrier uses them, one
     /// session at a time.
-    #[track_caller]
     pub unsafe fn new(
         coop: Coop,
         comm: &'a DevComm,
@@ -72,18 +69,15 @@ impl<'a> NeighborBarrier<'a> {
 
     /// Signals this coop's arrival to the neighbours. [`Arrival::wait`] waits for theirs; dropping
     /// the arrival waits too.
-    #[track_caller]
     pub fn arrive(&mut self, order: MemoryOrder) -> Arrival<'_, Self> {
         self.signal_neighbors(order);
         Arrival::new(self, Arrived { order, fence: FenceLevel::None })
     }
 
     /// Arrives and waits.
-    #[track_caller]
     pub fn sync(&mut self, order: MemoryOrder) {
-        self.signal_neighbors(order);
-        let outcome = self.wait_for_both(order, Deadline::NEVER);
-        finish(self.coop, outcome, CoopCall::new("neighbor_barrier.sync"));
+        // Without a deadline the wait does not time out.
+        let _ = self.sync_until(order, Deadline::NEVER);
     }
 
     /// Does the same as [`sync`](Self::sync), with a timeout. After a timeout the barrier counts as
@@ -93,14 +87,20 @@ impl<'a> NeighborBarrier<'a> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[track_caller]
     pub fn sync_timeout(&mut self, order: MemoryOrder, timeout: Timeout) -> Result<(), TimedOut> {
-        self.signal_neighbors(order);
-        let outcome = self.wait_for_both(order, Deadline::after(timeout));
-        finish_timed(self.coop, outcome, CoopCall::new("neighbor_barrier.sync"))
+        self.sync_until(order, Deadline::after(timeout))
     }
 
-    #[track_caller]
+    fn sync_until(&mut self, order: MemoryOrder, deadline: Deadline) -> Result<(), TimedOut> {
+        self.signal_neighbors(order);
+        self.wait_until(order, deadline)
+    }
+
+    fn wait_until(&self, order: MemoryOrder, deadline: Deadline) -> Result<(), TimedOut> {
+        let outcome = self.wait_for_both(order, deadline);
+        finish_by(deadline, self.coop, outcome, CoopCall::new("neighbor_barrier.sync"))
+    }
+
     fn signal_neighbors(&mut self, order: MemoryOrder) {
         self.epoch = self.epoch.wrapping_add(1);
         self.coop.sync_in(CoopCall::new("neighbor_barrier.sync"));
@@ -114,7 +114,6 @@ impl<'a> NeighborBarrier<'a> {
         }
     }
 
-    #[track_caller]
     fn wait_for_both(&self, order: MemoryOrder, deadline: Deadline) -> Outcome {
         if self.coop.thread_rank() > 0 {
             return Outcome::Done;
@@ -130,12 +129,11 @@ impl<'a> NeighborBarrier<'a> {
             // SAFETY: the kernel gave the constructor words that only this barrier uses.
             let seen = || unsafe { load_ordered(own, order.of_load(), Scope::Sys) };
             let what = || WaitFor {
-                kind: WaitKind::Flag,
                 index: (self.first + word) as u32,
-                context: 0,
                 peer: self.team.to_world(self.comm.rank(), peer),
                 wanted: self.epoch.into(),
                 seen: seen().into(),
+                ..WaitFor::of(WaitKind::Flag)
             };
             let outcome = poll(self.comm, deadline, || has_reached(seen(), self.epoch), what);
             if from_next || outcome != Outcome::Done {
@@ -146,28 +144,19 @@ impl<'a> NeighborBarrier<'a> {
     }
 
     /// Returns the address of one of the barrier's words in the memory of team rank `rank`.
-    #[track_caller]
     fn word(&self, rank: i32, word: usize) -> *mut u32 {
         self.words.peer(self.team, rank).as_ptr().wrapping_add(self.first + word)
     }
 }
 
 impl Arrive for NeighborBarrier<'_> {
-    #[track_caller]
-    fn complete(&mut self, _arrived: Arrived, order: MemoryOrder) {
-        let outcome = self.wait_for_both(order, Deadline::NEVER);
-        finish(self.coop, outcome, CoopCall::new("neighbor_barrier.sync"));
-    }
-
-    #[track_caller]
-    fn complete_until(
+    fn complete(
         &mut self,
         _arrived: Arrived,
         order: MemoryOrder,
         deadline: Deadline,
     ) -> Result<(), TimedOut> {
-        let outcome = self.wait_for_both(order, deadline);
-        finish_timed(self.coop, outcome, CoopCall::new("neighbor_barrier.sync"))
+        self.wait_until(order, deadline)
     }
 }
 

@@ -8,16 +8,15 @@
 //! has them in constant memory. One thread calls an operation: the caller has synchronized its coop
 //! and selected the thread.
 
+use crate::prelude::*;
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 
-use devcomm_types::{GinType, WaitFor, WaitKind};
+use devcomm_types::GinType;
 
 use super::GinBackend;
-use crate::raw;
-use crate::wait::{Deadline, LONG_SLICE, Outcome, SHORT_SLICE, poll_slices};
-use crate::{Coop, DevComm, MemoryOrder};
+use crate::wait::{LONG_SLICE, SHORT_SLICE, poll_slices};
 
 /// A GIN context of a device communicator.
 #[derive(Clone, Copy)]
@@ -80,7 +79,7 @@ impl Context<'_> {
 
     /// Describes a wait for operations of this context.
     fn describe_wait(self, kind: WaitKind) -> WaitFor {
-        WaitFor { kind, index: 0, context: self.index, peer: -1, wanted: 0, seen: 0 }
+        WaitFor { context: self.index, ..WaitFor::of(kind) }
     }
 }
 

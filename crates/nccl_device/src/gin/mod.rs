@@ -67,11 +67,11 @@ mod post;
 mod signal;
 mod wait;
 
+use crate::prelude::*;
 use core::marker::PhantomData;
 
 use devcomm_types::{CounterRange, SignalRange};
 
-use crate::{DevComm, Team};
 pub use backend::{EfaGda, Gdaki, GinBackend, Gpi, Proxy};
 use calls::Context;
 pub use post::{Get, Put, PutValue};
@@ -98,6 +98,7 @@ pub enum ResourceSharing {
 ///
 /// NCCL: `ncclGin`.
 #[doc(alias = "ncclGin")]
+#[derive(Clone, Copy)]
 pub struct Gin<'a, B> {
     pub(crate) comm: &'a DevComm,
     pub(crate) index: u32,
@@ -105,18 +106,10 @@ pub struct Gin<'a, B> {
     backend: PhantomData<B>,
 }
 
-impl<B> Clone for Gin<'_, B> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<B> Copy for Gin<'_, B> {}
-
+#[track_callers]
 impl DevComm {
     /// Returns context `index`, shared by all threads of the GPU. Traps unless `index` is below
     /// [`n_gin_contexts`](Self::n_gin_contexts).
-    #[track_caller]
     pub fn gin<B: GinBackend>(&self, index: u32) -> Gin<'_, B> {
         let raw = self.as_raw();
         assert!(index < raw.gin_context_count, "the device communicator has no such GIN context");
@@ -133,7 +126,6 @@ impl DevComm {
     /// Returns signal `index` of those that the host requested with `gin_signals`. Traps if there
     /// is no such signal: higher ids are those of barriers and resources. ([`SignalId::of`] takes
     /// the ranges of resources.)
-    #[track_caller]
     pub fn signal(&self, index: u32) -> SignalId {
         let count = self.as_raw().requested_signals.into();
         assert!(index < count, "signal {index}: the host requested {count} by gin_signals");
@@ -143,7 +135,6 @@ impl DevComm {
 
     /// Returns counter `index` of those that the host requested with `gin_counters`. Traps if there
     /// is no such counter.
-    #[track_caller]
     pub fn counter(&self, index: u32) -> CounterId {
         let count = self.as_raw().requested_counters.into();
         assert!(index < count, "counter {index}: the host requested {count} by gin_counters");

@@ -1,14 +1,10 @@
 //! The operations that a kernel posts: puts, puts of one value, gets, signals.
 
-use cuda_std::atomic::Scope;
-use devcomm_types::Element;
-
 use super::calls::{self, Release, RemoteAction, SymAddr};
 use super::signal::SignalAction;
 use super::{CounterId, Gin, GinBackend};
-use crate::call::CoopCall;
+use crate::prelude::*;
 use crate::window::SymPtr;
-use crate::{Coop, Team};
 
 /// `cuda::thread_scope_thread`, which tells NCCL that nothing has released the writes yet.
 const THREAD: i32 = 10;
@@ -186,6 +182,16 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     }
 }
 
+/// Returns the action on a signal, if there is one, as parameters of NCCL's functions.
+#[track_caller]
+fn lower(action: Option<SignalAction>, strong_by_default: bool) -> RemoteAction {
+    // This is not a closure, in which a trap would not name the caller's line.
+    match action {
+        Some(action) => action.lower(strong_by_default),
+        None => RemoteAction::NONE,
+    }
+}
+
 /// Returns the window and byte offset of an element.
 fn sym_addr<T: Element>(element: SymPtr<T>) -> SymAddr {
     (element.window().as_raw(), element.byte_offset())
@@ -238,12 +244,7 @@ impl<B: GinBackend> Put<'_, B> {
         let call = call.arg("source's byte", self.source.1 as u64);
         coop.sync_in(call.arg("bytes", self.bytes as u64));
         if coop.thread_rank() == 0 {
-            let strong = self.gin.is_strong_by_default();
-            // This is not a closure, in which a trap would not name the caller's line.
-            let action = match self.action {
-                Some(action) => action.lower(strong),
-                None => RemoteAction::NONE,
-            };
+            let action = lower(self.action, self.gin.is_strong_by_default());
             let counter = self.counter.map(CounterId::get);
             let context = self.gin.context();
             let Self { peer, target, source, bytes, release, .. } = self;
@@ -281,12 +282,7 @@ impl<B: GinBackend> PutValue<'_, B> {
         let call = call.arg("target's byte", self.target.1 as u64);
         coop.sync_in(call.arg("bytes", self.size as u64).arg("value", self.bits));
         if coop.thread_rank() == 0 {
-            let strong = self.gin.is_strong_by_default();
-            // This is not a closure, in which a trap would not name the caller's line.
-            let action = match self.action {
-                Some(action) => action.lower(strong),
-                None => RemoteAction::NONE,
-            };
+            let action = lower(self.action, self.gin.is_strong_by_default());
             let context = self.gin.context();
             let Self { peer, target, bits, size, release, .. } = self;
             // SAFETY: the contract of `Gin::put_value`.

@@ -1,14 +1,12 @@
 //! Reads of and waits for signals and counters, and flushes.
 
-use cuda_std::atomic::{Atomic, Order, Scope};
-use devcomm_types::{GinType, WaitFor, WaitKind};
+use crate::prelude::*;
+use cuda_std::atomic::Atomic;
+use devcomm_types::GinType;
 
 use super::calls::{self, ALL_BITS, COUNTER_BITS, Word};
 use super::signal::word;
 use super::{CounterId, Gin, GinBackend, Signal, SignalId};
-use crate::call::CoopCall;
-use crate::wait::{Deadline, Outcome, finish, finish_timed};
-use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout, raw};
 
 /// A flush to one peer that has begun. NCCL: `ncclGinRequest_t`.
 #[doc(alias = "ncclGinRequest_t")]
@@ -32,10 +30,10 @@ impl<B: GinBackend> Request<'_, B> {
     }
 }
 
+#[track_callers]
 impl<'a, B: GinBackend> Gin<'a, B> {
     /// Returns the value of a signal. NCCL: `ncclGin::readSignal`.
     #[doc(alias = "ncclGinReadSignal")]
-    #[track_caller]
     pub fn read_signal(&self, signal: impl Signal, order: MemoryOrder) -> u64 {
         // SAFETY: the host reserved the signal, or the contract of `VaSignal` holds.
         unsafe { calls::read::<B>(self.context(), word(signal), ALL_BITS, order.acquire_half()) }
@@ -46,7 +44,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// NCCL: `ncclGin::waitSignal`.
     #[doc(alias = "ncclGinWaitSignal")]
-    #[track_caller]
     pub fn wait_signal(&self, coop: Coop, signal: impl Signal, least: u64, order: MemoryOrder) {
         let call = CoopCall::new("gin.wait_signal").arg("value", least);
         let outcome = self.wait_by_first(coop, word(signal), least, order, Deadline::NEVER);
@@ -61,7 +58,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// [`TimedOut`], in every thread of the coop.
     #[doc(alias = "ncclGinWaitSignalTimeout")]
-    #[track_caller]
     pub fn wait_signal_timeout(
         &self,
         coop: Coop,
@@ -77,7 +73,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
 
     /// Returns the value of a counter. NCCL: `ncclGin::readCounter`.
     #[doc(alias = "ncclGinReadCounter")]
-    #[track_caller]
     pub fn read_counter(&self, counter: CounterId, order: MemoryOrder) -> u64 {
         let word = Word::Counter(counter.get());
         // SAFETY: the host reserved the counter.
@@ -87,7 +82,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// Waits until a counter has reached `least`, compared modulo 2^56. NCCL:
     /// `ncclGin::waitCounter`.
     #[doc(alias = "ncclGinWaitCounter")]
-    #[track_caller]
     pub fn wait_counter(&self, coop: Coop, counter: CounterId, least: u64, order: MemoryOrder) {
         let word = Word::Counter(counter.get());
         let call = CoopCall::new("gin.wait_counter").arg("value", least);
@@ -102,7 +96,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// [`TimedOut`], in every thread of the coop.
     #[doc(alias = "ncclGinWaitCounterTimeout")]
-    #[track_caller]
     pub fn wait_counter_timeout(
         &self,
         coop: Coop,
@@ -119,7 +112,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// Sets a signal of this rank, and its shadow, to 0. No peer may update the signal at the same
     /// time. NCCL: `ncclGin::resetSignal`.
     #[doc(alias = "ncclGinResetSignal")]
-    #[track_caller]
     pub fn reset_signal(&self, signal: impl Signal) {
         let word = word(signal);
         // SAFETY: the host reserved the signal, which the constructor of its id has checked.
@@ -135,7 +127,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// Sets a counter to 0. No put may increment the counter at the same time. NCCL:
     /// `ncclGin::resetCounter`.
     #[doc(alias = "ncclGinResetCounter")]
-    #[track_caller]
     pub fn reset_counter(&self, counter: CounterId) {
         // SAFETY: the host reserved the counter.
         unsafe { calls::reset::<B>(self.context(), Word::Counter(counter.get())) };
@@ -144,7 +135,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// Returns the shadow of a signal: the value that this rank expects the signal to reach. It
     /// persists across kernels. NCCL: `ncclGin::getSignalShadowPtr`.
     #[doc(alias = "ncclGinGetSignalShadowPtr")]
-    #[track_caller]
     pub fn signal_shadow(&self, signal: SignalId) -> u64 {
         // SAFETY: the host reserved the signal.
         unsafe { cuda_std::mem::load(calls::shadow::<B>(self.context(), signal.get())) }
@@ -153,7 +143,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// Adds `delta` to a signal's shadow. One thread of a coop calls this. NCCL:
     /// `ncclGin::increaseSignalShadow`.
     #[doc(alias = "ncclGinIncreaseSignalShadow")]
-    #[track_caller]
     pub fn expect(&self, signal: SignalId, delta: u64) {
         // SAFETY: the host reserved the signal.
         unsafe {
@@ -166,7 +155,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// an earlier [`expect`](Self::expect) of one of the threads counts. NCCL:
     /// `ncclGin::waitSignalMeetShadow`.
     #[doc(alias = "ncclGinWaitSignalMeetShadow")]
-    #[track_caller]
     pub fn wait_signal_meets_shadow(&self, coop: Coop, signal: SignalId, order: MemoryOrder) {
         coop.sync();
         self.wait_signal(coop, signal, self.signal_shadow(signal), order);
@@ -178,7 +166,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[track_caller]
     pub fn wait_signal_meets_shadow_timeout(
         &self,
         coop: Coop,
@@ -197,7 +184,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// NCCL: `ncclGin::waitSignalFollowShadow`.
     #[doc(alias = "ncclGinWaitSignalFollowShadow")]
-    #[track_caller]
     pub fn wait_signal_follow_shadow(
         &self,
         coop: Coop,
@@ -217,7 +203,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[track_caller]
     pub fn wait_signal_follow_shadow_timeout(
         &self,
         coop: Coop,
@@ -233,7 +218,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     }
 
     /// Sets the shadow to the signal's value. The coop's other threads read the value there.
-    #[track_caller]
     fn follow_shadow(
         &self,
         coop: Coop,
@@ -260,7 +244,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// NCCL: `ncclGin::flush`.
     #[doc(alias = "ncclGinFlush")]
-    #[track_caller]
     pub fn flush(&self, coop: Coop, order: MemoryOrder) {
         coop.sync_in(CoopCall::new("gin.flush"));
         let outcome = self.flush_share(coop, order, Deadline::NEVER);
@@ -275,7 +258,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// [`TimedOut`], in every thread of the coop.
     #[doc(alias = "ncclGinFlushTimeout")]
-    #[track_caller]
     pub fn flush_timeout(
         &self,
         coop: Coop,
@@ -293,7 +275,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// NCCL: `ncclGin::flushAsync`.
     #[doc(alias = "ncclGinFlushAsync")]
-    #[track_caller]
     pub fn flush_async(&self, team: Team, peer: i32) -> Request<'a, B> {
         let peer = self.connected(team, peer);
         let request = match B::TYPE {
@@ -307,7 +288,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// Waits, in the calling thread, until a flush that began on this context is complete.
     /// NCCL: `ncclGin::wait`.
     #[doc(alias = "ncclGinWait")]
-    #[track_caller]
     pub fn wait_request(&self, request: Request<'a, B>, order: MemoryOrder) {
         let outcome = request.wait(order, Deadline::NEVER);
         finish(Coop::thread(), outcome, CoopCall::new("gin.wait_request"));
@@ -320,7 +300,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// [`TimedOut`].
     #[doc(alias = "ncclGinWaitTimeout")]
-    #[track_caller]
     pub fn wait_request_timeout(
         &self,
         request: &Request<'a, B>,
@@ -332,7 +311,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     }
 
     /// Flushes the operations to this thread's share of the peers.
-    #[track_caller]
     pub(crate) fn flush_share(
         &self,
         coop: Coop,
@@ -361,7 +339,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     }
 
     /// Waits in the coop's first thread; the other threads do not wait here.
-    #[track_caller]
     fn wait_by_first(
         &self,
         coop: Coop,

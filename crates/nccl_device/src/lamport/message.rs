@@ -1,7 +1,6 @@
 //! The form of a message: a vector that has no empty word.
 
-use cuda_std::vector::Vec16;
-use devcomm_types::Element;
+use crate::prelude::*;
 
 /// The value of a word of a slot without a message: -0 in `f32`.
 pub const EMPTY: u32 = 0x8000_0000;

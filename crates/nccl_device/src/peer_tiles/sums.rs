@@ -1,9 +1,7 @@
 //! The sums of the parts that the ranks send to each other.
 
-use cuda_std::atomic::Scope;
+use crate::prelude::*;
 use cuda_std::prelude::*;
-use cuda_std::vector::{Accumulate, Vec16};
-use cuda_std::{hint, mem, warp};
 
 use super::{IN_FLIGHT, LANES, PeerColumn, PeerTiles, ROWS_IN_FLIGHT};
 use crate::Lamport;
@@ -72,6 +70,7 @@ impl Rows {
     }
 }
 
+#[track_callers]
 impl<'a, O: Owners, const N: usize> PeerSums<'a, O, N> {
     pub(super) fn new(tiles: PeerTiles<'a, O, N>, session: Lamport<'a, N>) -> Self {
         Self { tiles, session }
@@ -86,7 +85,6 @@ impl<'a, O: Owners, const N: usize> PeerSums<'a, O, N> {
     /// All lanes of a warp call this, and no other warp adds these elements in this launch. `row`
     /// is a multiple of the number of rows. This rank's parts [are stored](PeerTiles::wait_stored),
     /// and the ranks [have met](PeerTiles::meet).
-    #[track_caller]
     pub unsafe fn add(&self, column: PeerColumn, row: u32) {
         // A part that is partly outside C is sent as a whole.
         if !column.is_sent || row - row % PART_ROWS >= column.left {
@@ -112,7 +110,6 @@ impl<'a, O: Owners, const N: usize> PeerSums<'a, O, N> {
     /// # Safety
     ///
     /// The contract is that of [`add`](Self::add).
-    #[track_caller]
     unsafe fn add_two(&self, mut rows: Rows) {
         let product = self.tiles.product;
         let mut ours = [NOTHING; IN_FLIGHT];
@@ -149,7 +146,6 @@ impl<'a, O: Owners, const N: usize> PeerSums<'a, O, N> {
     /// # Safety
     ///
     /// The contract is that of [`add`](Self::add).
-    #[track_caller]
     unsafe fn add_several(&self, rows: Rows) {
         const RANKS: usize = IN_FLIGHT / ROWS_IN_FLIGHT;
         const { assert!(N.is_multiple_of(RANKS)) };

@@ -1,10 +1,6 @@
 //! Buffers of equal length at a constant stride: the ranks' parts of a window, or local buffers.
 
-use core::mem::size_of;
-
-use devcomm_types::{Element, Team};
-
-use crate::Window;
+use crate::prelude::*;
 
 /// `n` buffers at a constant stride. Index 0 is buffer `first`; the indices wrap around at `n`.
 #[derive(Clone, Copy)]

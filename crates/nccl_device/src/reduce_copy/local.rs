@@ -1,14 +1,11 @@
 //! Reductions and copies over strided buffers that this GPU accesses by pointer.
 
-use cuda_std::reduce::ReduceOp;
-use cuda_std::vector::Accumulate;
-
 use super::buffers::Buffers;
 use super::pass::Plan;
 use super::sink::{Many, One};
 use super::source::{Copied, ReducedMany};
 use super::threads::Threads;
-use crate::call::CoopCall;
+use crate::prelude::*;
 
 /// Computes `dst[i] = op over j < n_src of src[j * src_stride + i]`, for `i < count`.
 ///

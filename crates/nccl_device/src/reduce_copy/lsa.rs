@@ -1,19 +1,11 @@
 //! Reductions and copies over the ranks of an LSA team, by load and store.
 
-use core::mem::size_of;
-
-use cuda_std::hint;
-use cuda_std::reduce::ReduceOp;
-use cuda_std::vector::Accumulate;
-use devcomm_types::Team;
-
 use super::buffers::Buffers;
 use super::pass::Plan;
 use super::sink::{Each, Many, One};
 use super::source::{Copied, Reduced, ReducedMany};
 use super::threads::Threads;
-use crate::Window;
-use crate::call::CoopCall;
+use crate::prelude::*;
 
 // `U` of `Plan::vectors`, the vectors in flight per thread and buffer, is chosen to hide latency,
 // which decides the speed over NVLink: 8 to 16 loads in flight for the usual numbers of ranks,

@@ -3,13 +3,11 @@
 //!
 //! Addresses come from [`Window::multimem`](crate::Window::multimem), plus an index in elements.
 
-use core::mem::{size_of, transmute_copy};
+use crate::prelude::*;
+use core::mem::transmute_copy;
 
-use cuda_std::atomic::{Order, Scope};
 use cuda_std::multimem;
-use cuda_std::reduce::{And, Or, ReduceOp};
-use cuda_std::vector::{Accumulate, Vec16};
-use devcomm_types::{Element, Team};
+use cuda_std::reduce::{And, Or};
 use half::{bf16, f16};
 
 use super::buffers::{Buffers, misalignment};
@@ -18,8 +16,6 @@ use super::pass::Plan;
 use super::sink::{Each, Many, One, Sink};
 use super::source::{Copied, Reduced, ReducedMany, Source};
 use super::threads::Threads;
-use crate::Window;
-use crate::call::CoopCall;
 
 /// An element type that the switch can reduce by `Op`: `Sum` takes all types except 8-bit ones;
 /// `Min` and `Max` take integers, `f16` and `bf16`; [`And`], [`Or`] and
@@ -137,7 +133,6 @@ impl<T: MultimemReduce<Op>, Op: ReduceOp<T>> Source<T> for Multicast<T, Op> {
         Some(misalignment(self.from))
     }
 
-    #[track_caller]
     unsafe fn rows<P: Pack<T>, const U: usize>(
         &self,
         at: usize,
@@ -169,7 +164,6 @@ impl<T: Accumulate> Sink<T> for ToMulticast<T> {
         Some(misalignment(self.0))
     }
 
-    #[track_caller]
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
         // SAFETY: the caller passes an index of a pack that the buffer has, aligned for it.
         unsafe { P::store_multicast(self.0.wrapping_add(at), value) }

@@ -29,116 +29,70 @@
 //! # fn main() {}
 //! ```
 
+use crate::prelude::*;
 use core::ffi::c_void;
-use core::mem::size_of;
 
-use devcomm_types::{Element, F8E4M3, F8E5M2, Team};
+use devcomm_types::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 use crate::raw::{self, CoopAny};
-use crate::{Coop, Window};
 
-/// An element type of NCCL's load/store functions: all twelve types.
-///
-/// The trait is sealed by its hidden functions.
-#[allow(clippy::missing_safety_doc, reason = "every function: NCCL's contract")]
-#[expect(clippy::too_many_arguments, reason = "NCCL's functions")]
-pub trait NcclElement: Element {
-    #[doc(hidden)]
-    unsafe fn lsa_reduce_sum(
-        coop: *const CoopAny,
-        src: *mut c_void,
-        src_offset: usize,
-        dst: *mut Self,
-        count: usize,
-        team: *const Team,
-    );
-    #[doc(hidden)]
-    unsafe fn lsa_copy(
-        coop: *const CoopAny,
-        src: *mut Self,
-        dst: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
-    );
-    #[doc(hidden)]
-    unsafe fn lsa_reduce_sum_copy(
-        coop: *const CoopAny,
-        src: *mut c_void,
-        src_offset: usize,
-        dst: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
-    );
-    #[doc(hidden)]
-    unsafe fn local_reduce_sum_copy(
-        coop: *const CoopAny,
-        n_src: i32,
-        src: *mut Self,
-        src_stride: usize,
-        n_dst: i32,
-        dst: *mut Self,
-        dst_stride: usize,
-        count: usize,
-    );
-}
-
-/// An element type of NCCL's multicast functions: numbers of 16 to 64 bits. (NCCL also sums 8-bit
-/// floats, which traps below sm_100a.)
-#[allow(clippy::missing_safety_doc, reason = "every function: NCCL's contract")]
-pub trait NcclMultimemElement: NcclElement {
-    #[doc(hidden)]
-    unsafe fn multimem_reduce_sum(
-        coop: *const CoopAny,
-        src: *mut Self,
-        dst: *mut Self,
-        count: usize,
-    );
-    #[doc(hidden)]
-    unsafe fn multimem_copy(coop: *const CoopAny, src: *mut Self, dst: *mut Self, count: usize);
-    #[doc(hidden)]
-    unsafe fn multimem_reduce_sum_copy(
-        coop: *const CoopAny,
-        src: *mut Self,
-        dst: *mut Self,
-        count: usize,
-    );
-}
-
-/// Defines a function that passes its arguments to NCCL's function `$raw`.
-macro_rules! forward {
-    ($name:ident($($arg:ident: $type:ty),*) = $raw:ident) => {
-        #[track_caller]
-        unsafe fn $name($($arg: $type),*) {
-            // SAFETY: the caller's windows and buffers have `count` elements, and all threads of
-            // the coop call this.
-            unsafe { raw::$raw($($arg),*) }
+/// Defines a sealed trait of element types, with functions that pass their arguments to NCCL's
+/// functions for the type, whose names follow in the same order.
+macro_rules! element_functions {
+    (
+        $(#[$meta:meta])*
+        trait $trait:ident: $super:ident $functions:tt
+        $($type:ident: $($raw:ident)*;)*
+    ) => {
+        element_functions!(@trait [$(#[$meta])*] $trait $super $functions);
+        $(element_functions!(@impl $trait $type $functions $($raw)*);)*
+    };
+    (
+        @trait [$($meta:tt)*] $trait:ident $super:ident
+        { $(fn $name:ident($($arg:ident: $arg_type:ty),*);)* }
+    ) => {
+        $($meta)*
+        #[allow(clippy::missing_safety_doc, reason = "every function: NCCL's contract")]
+        #[allow(clippy::too_many_arguments, reason = "NCCL's functions")]
+        pub trait $trait: $super {
+            $(
+                #[doc(hidden)]
+                #[track_caller]
+                unsafe fn $name($($arg: $arg_type),*);
+            )*
+        }
+    };
+    (
+        @impl $trait:ident $type:ident
+        { $(fn $name:ident($($arg:ident: $arg_type:ty),*);)* } $($raw:ident)*
+    ) => {
+        impl $trait for $type {
+            $(
+                unsafe fn $name($($arg: $arg_type),*) {
+                    // SAFETY: the caller's windows and buffers have `count` elements, and all
+                    // threads of the coop call this.
+                    unsafe { raw::$raw($($arg),*) }
+                }
+            )*
         }
     };
 }
 
-macro_rules! elements {
-    ($($type:ident: $reduce:ident $copy:ident $reduce_copy:ident $local:ident;)*) => { $(
-        impl NcclElement for $type {
-            forward!(lsa_reduce_sum(
-                coop: *const CoopAny, src: *mut c_void, src_offset: usize, dst: *mut Self,
-                count: usize, team: *const Team) = $reduce);
-            forward!(lsa_copy(
-                coop: *const CoopAny, src: *mut Self, dst: *mut c_void, dst_offset: usize,
-                count: usize, team: *const Team) = $copy);
-            forward!(lsa_reduce_sum_copy(
-                coop: *const CoopAny, src: *mut c_void, src_offset: usize, dst: *mut c_void,
-                dst_offset: usize, count: usize, team: *const Team) = $reduce_copy);
-            forward!(local_reduce_sum_copy(
-                coop: *const CoopAny, n_src: i32, src: *mut Self, src_stride: usize, n_dst: i32,
-                dst: *mut Self, dst_stride: usize, count: usize) = $local);
-        }
-    )* };
-}
-
-elements! {
+element_functions! {
+    /// An element type of NCCL's load/store functions: all twelve types.
+    ///
+    /// The trait is sealed by its hidden functions.
+    trait NcclElement: Element {
+        fn lsa_reduce_sum(coop: *const CoopAny, src: *mut c_void, src_offset: usize,
+            dst: *mut Self, count: usize, team: *const Team);
+        fn lsa_copy(coop: *const CoopAny, src: *mut Self, dst: *mut c_void, dst_offset: usize,
+            count: usize, team: *const Team);
+        fn lsa_reduce_sum_copy(coop: *const CoopAny, src: *mut c_void, src_offset: usize,
+            dst: *mut c_void, dst_offset: usize, count: usize, team: *const Team);
+        fn local_reduce_sum_copy(coop: *const CoopAny, n_src: i32, src: *mut Self,
+            src_stride: usize, n_dst: i32, dst: *mut Self, dst_stride: usize, count: usize);
+    }
     i8: ncclLsaReduceSum_I8 ncclLsaCopy_I8 ncclLsaReduceSumCopy_I8 ncclLocalReduceSumCopy_I8;
     u8: ncclLsaReduceSum_U8 ncclLsaCopy_U8 ncclLsaReduceSumCopy_U8 ncclLocalReduceSumCopy_U8;
     i32: ncclLsaReduceSum_I32 ncclLsaCopy_I32 ncclLsaReduceSumCopy_I32 ncclLocalReduceSumCopy_I32;
@@ -156,20 +110,15 @@ elements! {
         ncclLocalReduceSumCopy_F8E5M2;
 }
 
-macro_rules! multimem_elements {
-    ($($type:ident: $reduce:ident $copy:ident $reduce_copy:ident;)*) => { $(
-        impl NcclMultimemElement for $type {
-            forward!(multimem_reduce_sum(
-                coop: *const CoopAny, src: *mut Self, dst: *mut Self, count: usize) = $reduce);
-            forward!(multimem_copy(
-                coop: *const CoopAny, src: *mut Self, dst: *mut Self, count: usize) = $copy);
-            forward!(multimem_reduce_sum_copy(
-                coop: *const CoopAny, src: *mut Self, dst: *mut Self, count: usize) = $reduce_copy);
-        }
-    )* };
-}
-
-multimem_elements! {
+element_functions! {
+    /// An element type of NCCL's multicast functions: numbers of 16 to 64 bits. (NCCL also sums
+    /// 8-bit floats, which traps below sm_100a.)
+    trait NcclMultimemElement: NcclElement {
+        fn multimem_reduce_sum(coop: *const CoopAny, src: *mut Self, dst: *mut Self, count: usize);
+        fn multimem_copy(coop: *const CoopAny, src: *mut Self, dst: *mut Self, count: usize);
+        fn multimem_reduce_sum_copy(
+            coop: *const CoopAny, src: *mut Self, dst: *mut Self, count: usize);
+    }
     i32: ncclMultimemReduceSum_I32 ncclMultimemCopy_I32 ncclMultimemReduceSumCopy_I32;
     u32: ncclMultimemReduceSum_U32 ncclMultimemCopy_U32 ncclMultimemReduceSumCopy_U32;
     i64: ncclMultimemReduceSum_I64 ncclMultimemCopy_I64 ncclMultimemReduceSumCopy_I64;

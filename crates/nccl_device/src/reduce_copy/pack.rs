@@ -20,22 +20,26 @@ pub(super) trait Pack<T: Accumulate> {
     /// # Safety
     ///
     /// `from` is valid for the access and aligned for it.
+    #[track_caller]
     unsafe fn load(from: *const T) -> Self::Value;
     /// # Safety
     ///
     /// `to` is valid for the access and aligned for it.
+    #[track_caller]
     unsafe fn store(to: *mut T, value: Self::Value);
     /// Loads and reduces the copies at a multicast address.
     ///
     /// # Safety
     ///
     /// `from` is a multicast address, valid in all copies and aligned for the access.
+    #[track_caller]
     unsafe fn load_multicast<Op>(op: Op, from: *const T) -> Self::Value
     where
         T: MultimemReduce<Op>;
     /// # Safety
     ///
     /// `to` is a multicast address, valid in all copies and aligned for the access.
+    #[track_caller]
     unsafe fn store_multicast(to: *mut T, value: Self::Value);
     fn widen(value: Self::Value) -> Self::Wide;
     fn narrow(wide: Self::Wide) -> Self::Value;
@@ -55,19 +59,16 @@ impl<T: Accumulate> Pack<T> for Vectors {
         Vec16::from_bits([0; 4])
     }
 
-    #[track_caller]
     unsafe fn load(from: *const T) -> Vec16<T> {
         // SAFETY: the caller passes an address of a pack that is valid for reads and aligned.
         unsafe { mem::load_vec(from) }
     }
 
-    #[track_caller]
     unsafe fn store(to: *mut T, value: Vec16<T>) {
         // SAFETY: the caller passes an address of a pack that is valid for writes and aligned.
         unsafe { mem::store_vec(to, value) }
     }
 
-    #[track_caller]
     unsafe fn load_multicast<Op>(op: Op, from: *const T) -> Vec16<T>
     where
         T: MultimemReduce<Op>,
@@ -76,7 +77,6 @@ impl<T: Accumulate> Pack<T> for Vectors {
         unsafe { T::load_vec(op, from) }
     }
 
-    #[track_caller]
     unsafe fn store_multicast(to: *mut T, value: Vec16<T>) {
         // SAFETY: the caller passes an address of a pack that is valid for writes and aligned.
         unsafe { multimem::store_vec(to, value) }
@@ -112,19 +112,16 @@ impl<T: Accumulate> Pack<T> for Elements {
         unsafe { zeroed() }
     }
 
-    #[track_caller]
     unsafe fn load(from: *const T) -> T {
         // SAFETY: the caller passes an address of a pack that is valid for reads and aligned.
         unsafe { mem::load(from) }
     }
 
-    #[track_caller]
     unsafe fn store(to: *mut T, value: T) {
         // SAFETY: the caller passes an address of a pack that is valid for writes and aligned.
         unsafe { mem::store(to, value) }
     }
 
-    #[track_caller]
     unsafe fn load_multicast<Op>(op: Op, from: *const T) -> T
     where
         T: MultimemReduce<Op>,
@@ -133,7 +130,6 @@ impl<T: Accumulate> Pack<T> for Elements {
         unsafe { <T as MultimemReduce<Op>>::load(op, from) }
     }
 
-    #[track_caller]
     unsafe fn store_multicast(to: *mut T, value: T) {
         // SAFETY: the caller passes an address of a pack that is valid for writes and aligned.
         unsafe { store_one(to, value) }

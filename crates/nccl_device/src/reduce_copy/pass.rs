@@ -1,15 +1,11 @@
 //! Passes of several threads over a range of elements, and the division of a range into vectors and
 //! single elements.
 
-use core::mem::size_of;
-
-use cuda_std::hint;
-use cuda_std::vector::{Accumulate, Vec16};
-
 use super::pack::{Elements, Pack, Vectors};
 use super::sink::Sink;
 use super::source::Source;
 use super::threads::Threads;
+use crate::prelude::*;
 
 /// The threads that share the work, and the elements that they move in vectors.
 #[derive(Clone, Copy)]
@@ -21,9 +17,9 @@ pub(super) struct Plan {
     tail: usize,
 }
 
+#[track_callers]
 impl Plan {
     /// Plans to move `count` elements from `source` to `sink` by `threads`.
-    #[track_caller]
     pub(super) fn new<T: Accumulate>(
         threads: Threads,
         source: &impl Source<T>,
@@ -48,7 +44,6 @@ impl Plan {
     ///
     /// The plan was made for this source and sink, or for ones with the same addresses modulo 16;
     /// loads from the source's and stores to the sink's elements are allowed.
-    #[track_caller]
     pub(super) unsafe fn vectors<T: Accumulate, const U: usize>(
         self,
         source: impl Source<T>,
@@ -63,7 +58,6 @@ impl Plan {
     /// # Safety
     ///
     /// The contract is that of [`Self::vectors`].
-    #[track_caller]
     pub(super) unsafe fn elements<T: Accumulate>(self, source: impl Source<T>, sink: impl Sink<T>) {
         // A loop has one copy of the code of a pass, which is inlined.
         let mut end = false;
@@ -85,7 +79,6 @@ impl Plan {
     /// # Safety
     ///
     /// The contract is that of [`Self::vectors`].
-    #[track_caller]
     pub(super) unsafe fn all<T: Accumulate, const U: usize>(
         self,
         source: impl Source<T>,
@@ -103,7 +96,6 @@ impl Plan {
     /// # Safety
     ///
     /// The contract is that of [`Self::vectors`], and the packs are aligned.
-    #[track_caller]
     unsafe fn pass<T: Accumulate, P: Pack<T>, const U: usize>(
         self,
         source: impl Source<T>,

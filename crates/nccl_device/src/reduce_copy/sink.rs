@@ -1,9 +1,8 @@
 //! Sinks: the destinations of a reduction or copy.
 
-use cuda_std::vector::Accumulate;
-
 use super::buffers::{Buffers, misalignment};
 use super::pack::Pack;
+use crate::prelude::*;
 
 /// A destination: one buffer, several, or a multicast address.
 pub(super) trait Sink<T: Accumulate>: Copy {
@@ -15,6 +14,7 @@ pub(super) trait Sink<T: Accumulate>: Copy {
     /// # Safety
     ///
     /// The address is valid for stores and aligned for the pack.
+    #[track_caller]
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value);
 }
 
@@ -27,7 +27,6 @@ impl<T: Accumulate> Sink<T> for One<T> {
         Some(misalignment(self.0))
     }
 
-    #[track_caller]
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
         // SAFETY: the caller passes an index of a pack that the buffer has, aligned for it.
         unsafe { P::store(self.0.add(at), value) }
@@ -53,7 +52,6 @@ impl<T: Accumulate, const N: usize> Sink<T> for Each<T, N> {
         self.misalignment
     }
 
-    #[track_caller]
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
         for to in &self.to {
             // SAFETY: the caller passes an index of a pack that the buffer has, aligned for it.
@@ -71,7 +69,6 @@ impl<T: Accumulate> Sink<T> for Many<T> {
         self.0.misalignment()
     }
 
-    #[track_caller]
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
         let mut i = 0;
         while i < self.0.len() {

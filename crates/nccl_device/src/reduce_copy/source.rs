@@ -1,10 +1,8 @@
 //! Sources of a reduction or copy.
 
-use cuda_std::reduce::ReduceOp;
-use cuda_std::vector::Accumulate;
-
 use super::buffers::{Buffers, misalignment};
 use super::pack::Pack;
+use crate::prelude::*;
 
 /// The memory from which values are loaded, and reduced to one value per element index.
 pub(super) trait Source<T: Accumulate>: Copy {
@@ -20,6 +18,7 @@ pub(super) trait Source<T: Accumulate>: Copy {
     /// # Safety
     ///
     /// The addresses of these packs are valid for loads and aligned for the pack.
+    #[track_caller]
     unsafe fn rows<P: Pack<T>, const U: usize>(
         &self,
         at: usize,
@@ -42,7 +41,6 @@ impl<T: Accumulate> Source<T> for Copied<T> {
         Some(misalignment(self.0))
     }
 
-    #[track_caller]
     unsafe fn rows<P: Pack<T>, const U: usize>(
         &self,
         at: usize,
@@ -86,7 +84,6 @@ impl<T: Accumulate, Op: ReduceOp<T>, const N: usize> Source<T> for Reduced<T, Op
         self.misalignment
     }
 
-    #[track_caller]
     unsafe fn rows<P: Pack<T>, const U: usize>(
         &self,
         at: usize,
@@ -134,7 +131,6 @@ impl<T: Accumulate, Op: ReduceOp<T>> Source<T> for ReducedMany<T, Op> {
         self.from.misalignment()
     }
 
-    #[track_caller]
     unsafe fn rows<P: Pack<T>, const U: usize>(
         &self,
         at: usize,

@@ -1,9 +1,6 @@
 //! The threads that share the elements of a reduction or copy.
 
-use cuda_std::thread;
-
-use crate::Coop;
-use crate::call::CoopCall;
+use crate::prelude::*;
 
 /// The threads that a reduction or copy is divided among: those of a [`Coop`], or of the whole
 /// grid.

@@ -1,10 +1,8 @@
 //! Sums and stores of one 16-byte vector over the LSA team.
 
-use cuda_std::vector::{Accumulate, Vec16};
-use devcomm_types::Team;
+use crate::prelude::*;
 
-use crate::Window;
-
+#[track_callers]
 impl<T: Accumulate> Window<T> {
     /// Returns the sum over an LSA team of `N` ranks of the 16-byte vector from element `at` on.
     /// All loads are in flight at once.
@@ -17,7 +15,6 @@ impl<T: Accumulate> Window<T> {
     ///
     /// `team` is the LSA team, of `N` ranks. Each rank's part has the vector, at a multiple of 16
     /// bytes, and nothing writes it at the same time.
-    #[track_caller]
     pub unsafe fn sum_vec_of<const N: usize>(self, team: Team, at: usize) -> T::Wide {
         let mut vectors = [Vec16::from_bits([0; 4]); N];
         let mut i = 0;
@@ -42,7 +39,6 @@ impl<T: Accumulate> Window<T> {
     /// # Safety
     ///
     /// The contract is that of [`sum_vec_of`](Self::sum_vec_of), for any number of ranks.
-    #[track_caller]
     pub unsafe fn sum_vec(self, team: Team, at: usize) -> T::Wide {
         let mut sum = T::widen(Vec16::from_bits([0; 4]));
         for peer in 0..team.n_ranks {
@@ -59,7 +55,6 @@ impl<T: Accumulate> Window<T> {
     ///
     /// `team` is the LSA team. Each rank's part has the vector, at a multiple of 16 bytes, and
     /// other threads do not access it.
-    #[track_caller]
     pub unsafe fn store_vec_to_all(self, team: Team, at: usize, vector: Vec16<T>) {
         for peer in team.all_from_self() {
             // SAFETY: each rank's window has the caller's vector, which only this thread accesses.

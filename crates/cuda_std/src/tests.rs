@@ -1,0 +1,33 @@
+//! Kernels that fail to compile because of types; `tests/ui` has the macro's own errors.
+//!
+//! An instance that the kernel's bounds exclude:
+//!
+//! ```compile_fail,E0277
+//! # use cuda_std::prelude::*;
+//! #[kernel(T = [f32, bool])]
+//! fn k<T: Accumulate>(_x: *mut T) {}
+//! # fn main() {}
+//! ```
+//!
+//! A parameter type that is not a [`KernelParam`]:
+//!
+//! ```compile_fail,E0277
+//! # use cuda_std::prelude::*;
+//! #[kernel]
+//! fn k(_x: std::time::Duration) {}
+//! # fn main() {}
+//! ```
+//!
+//! A parameter of size zero, which PTX would drop:
+//!
+//! ```compile_fail,E0080
+//! # use cuda_std::prelude::*;
+//! #[derive(Clone, Copy)]
+//! struct Nothing;
+//! unsafe impl cuda_std::__private::KernelParam for Nothing {
+//!     type Abi = ();
+//! }
+//! #[kernel]
+//! fn k(_x: Nothing) {}
+//! # fn main() {}
+//! ```
