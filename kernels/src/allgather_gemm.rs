@@ -205,7 +205,8 @@ impl Gather<'_> {
     /// Waits for a message. Returns whether it has arrived; if not, the host has aborted the wait.
     fn wait_for(&self, exchange: &TileExchange<'_, bf16>, message: u32) -> bool {
         let arrives = self.comm.wait_until_or_abort(|| {
-            let has_arrived = exchange.has_arrived(message);
+            // SAFETY: there is a flag for each message.
+            let has_arrived = unsafe { exchange.has_arrived(message) };
             if !has_arrived {
                 // The warps that multiply need the power.
                 thread::nanosleep(500);

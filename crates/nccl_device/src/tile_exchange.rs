@@ -23,7 +23,8 @@
 //! /// # Safety
 //! ///
 //! /// `inbox` has 8 numbers for each rank, and `flags` a word. `state` points to two words of this
-//! /// GPU's memory. The words were 0 before the first launch. `mine` and `sum` have four numbers.
+//! /// GPU's memory. The words were 0 before the first launch. `mine` and `sum` have four numbers,
+//! /// and begin at a multiple of 16 bytes.
 //! #[kernel]
 //! pub unsafe fn sum_numbers(
 //!     comm: DevComm,
@@ -107,7 +108,7 @@ impl<'a, T: Element> TileExchange<'a, T> {
     }
 
     fn flag(&self, tile: u32) -> Flag<'_> {
-        // SAFETY: the callers of `begin` and of the methods guarantee that the flag exists.
+        // SAFETY: `begin`'s caller passes flags, and the methods' callers one that exists.
         unsafe { Flag::new(self.comm, self.flags, tile as usize) }
     }
 
@@ -188,12 +189,20 @@ impl<'a, T: Element> TileExchange<'a, T> {
     }
 
     /// Returns whether a tile has arrived in this rank's bank. Then the calling thread sees it.
-    pub fn has_arrived(&self, tile: u32) -> bool {
+    ///
+    /// # Safety
+    ///
+    /// The flag `tile` exists.
+    pub unsafe fn has_arrived(&self, tile: u32) -> bool {
         self.flag(tile).is_at_least(self.epoch.get())
     }
 
     /// Waits until a tile has arrived in this rank's bank. Then all threads of the coop see it.
-    pub fn wait_for(&self, coop: Coop, tile: u32) {
+    ///
+    /// # Safety
+    ///
+    /// The flag `tile` exists.
+    pub unsafe fn wait_for(&self, coop: Coop, tile: u32) {
         self.flag(tile).wait_at_least(coop, self.epoch.get());
     }
 

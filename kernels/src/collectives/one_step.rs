@@ -6,8 +6,8 @@
 
 use crate::prelude::*;
 
-/// What a collective sends and receives. All lanes of a warp call a method together, with
-/// neighbouring slots; each slot is used by one thread.
+/// What a collective sends and receives. The lanes of a warp call a method for neighbouring slots,
+/// together if their number is a multiple of 32; each slot is used by one thread.
 pub(super) trait OneStep {
     /// The type of the elements that travel.
     type Element: Element;
@@ -78,8 +78,7 @@ unsafe fn exchange_of<C: OneStep, const N: usize>(
 ) {
     let (used, sends) = (collective.used(), collective.sends());
     let (first, threads, is_long) = (thread::index_1d(), threads(), is_long(used));
-    // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread, and all
-    // lanes of a warp use those of a row together.
+    // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread.
     unsafe {
         let slots = LamportSlots::<N>::new(comm, memory);
         if sends {

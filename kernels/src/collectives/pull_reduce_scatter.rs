@@ -12,9 +12,9 @@ use crate::prelude::*;
 /// f16 and bf16 are reduced in f32 and rounded once. The output may be this rank's part of the
 /// input.
 ///
-/// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: at most
-/// 512 threads, one-dimensional. Dependent launch: allowed. `first` and `len` are in elements, the
-/// same in every rank.
+/// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: a
+/// multiple of 32 threads up to 512, one-dimensional. Dependent launch: allowed. `first` and `len`
+/// are in elements, the same in every rank.
 ///
 /// # Safety
 ///
@@ -25,7 +25,7 @@ use crate::prelude::*;
     T = [f32, f16, bf16],
     max_threads = 512,
     min_blocks = 2,
-    requires(first <= input.len(), len <= input.len() - first)
+    requires(block.x.is_multiple_of(32), first <= input.len(), len <= input.len() - first)
 )]
 pub unsafe fn pull_reduce_scatter<T: Accumulate<Acc = f32>>(
     comm: DevComm,

@@ -31,7 +31,7 @@ pub const fn inbox(ranks: usize, blocks: u32, chunk: usize) -> usize {
 /// `chunk` is in vectors of 16 bytes, and `inbox` has the number of words that [`inbox()`] returns.
 ///
 /// Grid: up to the device communicator's LSA barriers, all blocks resident, the same in every rank.
-/// Block: at most 512 threads, one-dimensional. Dependent launch: allowed.
+/// Block: a multiple of 32 threads up to 512, one-dimensional. Dependent launch: allowed.
 /// `count` and `first` are in elements, the same in every rank.
 ///
 /// # Safety
@@ -44,7 +44,12 @@ pub const fn inbox(ranks: usize, blocks: u32, chunk: usize) -> usize {
     T = [f32, f16, bf16],
     max_threads = 512,
     min_blocks = 2,
-    requires(first <= output.len(), count <= output.len() - first, chunk > 0)
+    requires(
+        block.x.is_multiple_of(32),
+        first <= output.len(),
+        count <= output.len() - first,
+        chunk > 0
+    )
 )]
 pub unsafe fn push_allreduce<T: Accumulate<Acc = f32>>(
     comm: DevComm,

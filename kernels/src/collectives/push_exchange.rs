@@ -13,9 +13,9 @@ const UNROLL: usize = 4;
 /// The output begins at byte `first` of `output`. A rank's message to itself is copied, unless it
 /// is already in its place.
 ///
-/// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: at most
-/// 512 threads, one-dimensional. Dependent launch: allowed. `first` and `messages` are the same
-/// in every rank.
+/// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: a
+/// multiple of 32 threads up to 512, one-dimensional. Dependent launch: allowed. `first` and
+/// `messages` are the same in every rank.
 ///
 /// # Safety
 ///
@@ -25,7 +25,11 @@ const UNROLL: usize = 4;
 #[kernel(
     max_threads = 512,
     min_blocks = 2,
-    requires(first <= output.len(), messages.output_bytes <= output.len() - first)
+    requires(
+        block.x.is_multiple_of(32),
+        first <= output.len(),
+        messages.output_bytes <= output.len() - first
+    )
 )]
 pub unsafe fn push_exchange(
     comm: DevComm,

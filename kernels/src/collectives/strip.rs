@@ -1,4 +1,5 @@
-//! The division of vectors among warps: a warp takes strips of rows, which have a vector per lane.
+//! The division of vectors among whole warps: a warp takes strips of rows, which have a vector per
+//! lane.
 
 use crate::prelude::*;
 

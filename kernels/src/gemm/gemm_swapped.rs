@@ -466,12 +466,10 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
     }
 
     fn loaded(&self) {
-        // SAFETY: all warps that load or idle call this; those that multiply synchronise in `send`.
-        unsafe {
-            warp::sync();
-            if self.block.division.sums == 0 && self.block.schedule.splits_any() {
-                cluster::sync_relaxed();
-            }
+        if self.block.division.sums == 0 && self.block.schedule.splits_any() {
+            // SAFETY: all warps that load or idle call this; those that multiply synchronise in
+            // `send`.
+            unsafe { cluster::sync_relaxed() };
         }
     }
 

@@ -239,7 +239,7 @@ pub unsafe trait Mainloop {
     /// Runs in a warp that neither loads nor computes.
     fn idle(&self, _warp: &IdleWarp) {}
 
-    /// Runs at the end in each thread that does not compute. The threads do not call it together.
+    /// Runs at the end in the warps that do not compute. The threads of a warp call it together.
     fn loaded(&self) {}
 
     /// Runs at the end in all threads of the block. By default no block ends before the others of
@@ -303,6 +303,8 @@ pub unsafe trait Mainloop {
                     _ => {}
                 }
             }
+            // SAFETY: all lanes come here: the first one may have loaded, while the others did not.
+            unsafe { warp::sync() };
             self.loaded();
         }
         self.leave();

@@ -98,8 +98,8 @@ impl Collectives {
     /// per tensor, and of [`Product::scales`](crate::Product::scales).
     ///
     /// `input` may be overwritten: where RMSNorm follows an all-reduce, it gets the sum. No buffers
-    /// overlap. Errors are those of [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm), and for a `scale` without an
-    /// element.
+    /// overlap. Errors are those of [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm), and for a
+    /// `scale` without an element.
     pub fn all_reduce_rmsnorm_quantised<T: Element>(
         &self,
         input: &impl Buffer<Element = T>,

@@ -129,7 +129,8 @@ impl FusedProduct<'_> {
     unsafe fn add(&self, tile: u32, epilogue: impl Fn(u32, f32) -> f32) {
         let (ranks, coop) = (self.comm.lsa_team().n_ranks as u32, Coop::cta());
         for rank in 0..ranks {
-            self.exchange.wait_for(coop, self.part_number(tile, rank));
+            // SAFETY: there is a flag for each part.
+            unsafe { self.exchange.wait_for(coop, self.part_number(tile, rank)) };
         }
         for vector in coop.strided(TILE * TILE / LANES) {
             let (row, column) = (vector * LANES / TILE, vector * LANES % TILE);

@@ -98,6 +98,8 @@ pub unsafe fn step7_cluster(
                     (state, term) = (pipeline.next(state), term + TERMS);
                 }
             }
+            // The lane that loads, and the others of its warp.
+            warp::sync();
         }
         // No block ends while the other one still writes to its shared memory.
         cluster::sync();

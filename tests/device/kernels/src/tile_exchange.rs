@@ -136,7 +136,8 @@ impl Sum<'_> {
     unsafe fn add(&self, tile: u32) {
         let ranks = self.comm.lsa_team().n_ranks as u32;
         for rank in 0..ranks {
-            self.exchange.wait_for(Coop::cta(), self.number(tile, rank));
+            // SAFETY: there is a flag for each part.
+            unsafe { self.exchange.wait_for(Coop::cta(), self.number(tile, rank)) };
         }
         let (lane, origin, part) = (warp::lane_id(), self.origin(tile), Self::part());
         for vector in 0..VECTORS {
