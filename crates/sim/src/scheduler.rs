@@ -139,7 +139,7 @@ impl Scheduler {
             steps: Steps::new(settings, &mut chooser),
             lagging: Lagging::new(settings),
             chooser,
-            gpus: (0..settings.gpus).map(|_| Gpu::default()).collect(),
+            gpus: (0..settings.gpus).map(|_| Gpu::new(settings)).collect(),
             changed: Vec::new(),
             grids: LiteMap::new(),
             launched: 0,

@@ -215,7 +215,8 @@ impl Simulation {
         self
     }
 
-    /// Sets the number of multiprocessors per GPU, each for up to 2048 threads and 32 blocks.
+    /// Sets the number of multiprocessors per GPU, each for up to 2048 threads (1536 and 1024 with
+    /// some compute capabilities) and 32 blocks.
     /// Default: 132, as on an H200.
     pub fn multiprocessors(mut self, multiprocessors: u32) -> Self {
         self.multiprocessors = multiprocessors;
@@ -226,8 +227,9 @@ impl Simulation {
     /// Default: 9.0. In the text form: `compute_capability=8.9`.
     ///
     /// Before 9.0 there is no multicast, and launches with clusters and dependent launches are
-    /// refused, as on a GPU. All else is as on Hopper: resources, and the instructions of a kernel,
-    /// whatever architecture it is compiled for.
+    /// refused, as on a GPU. A multiprocessor holds the threads of the compute capability. All else
+    /// is as on Hopper: other resources, and the instructions of a kernel, whatever architecture it
+    /// is compiled for.
     ///
     /// ```
     /// let simulation = devcomm_sim::Simulation::new(2).compute_capability(8, 9);
@@ -236,6 +238,15 @@ impl Simulation {
     pub fn compute_capability(mut self, major: u32, minor: u32) -> Self {
         self.compute_capability = (major, minor);
         self
+    }
+
+    /// Returns the largest number of threads on a multiprocessor.
+    pub(crate) fn multiprocessor_threads(&self) -> u32 {
+        match self.compute_capability {
+            (7, 5) => 1024,
+            (8, 6 | 7 | 9) | (12, _) => 1536,
+            _ => 2048,
+        }
     }
 
     /// Runs warps by random priorities, determined by the seed (0 if none is set): *probabilistic

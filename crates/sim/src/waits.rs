@@ -77,7 +77,7 @@ impl Until {
                 memory.races.read_from(memory, &mut clock, inbox.addr(), order);
             }
             Self::Complete { queue, before, gets } => {
-                let [reads, gotten] = gpus.network.flushed(queue, before);
+                let [reads, gotten] = gpus.network.flushed(queue, before, gets);
                 // Whatever the order of the wait, the network's reads have ended before it.
                 memory.races.learn(&mut clock, &reads);
                 if gets {

@@ -250,15 +250,18 @@ impl Handle {
     /// have come to the end. NCCL's end of the communicator would wait forever for some of them.
     pub(crate) fn release_kept(&self) -> Result<Vec<KeepAlive>> {
         let kept = std::mem::take(&mut *self.kept.lock());
-        let mut memory = Vec::new();
+        let (mut memory, mut failed) = (Vec::new(), None);
         for kept in kept.into_iter().rev() {
-            if let Err(error) = self.release(kept.release) {
-                std::mem::forget(kept.memory);
-                return Err(error);
+            match self.release(kept.release) {
+                Ok(_) => memory.extend(kept.memory),
+                Err(error) => {
+                    // NCCL may still use it.
+                    std::mem::forget(kept.memory);
+                    failed.get_or_insert(error);
+                }
             }
-            memory.extend(kept.memory);
         }
-        Ok(memory)
+        failed.map_or(Ok(memory), Err)
     }
 
     /// Marks the communicator aborted, and ends the waits of its kernels and of host threads for

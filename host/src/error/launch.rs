@@ -176,6 +176,12 @@ pub enum LaunchRefusal {
          kernel could write out of bounds"
     )]
     MixedCommunicators,
+    /// A safe kernel was launched in another context than that of its arguments' communicator.
+    #[error(
+        "its windows and its device communicator are of a communicator of another context than the \
+         stream's, which would not keep them until the kernel has ended"
+    )]
+    OtherContext,
     /// A safe kernel was given a window whose length on other ranks is not known.
     #[error(
         "the length that a window among its arguments has on every rank is not known, so that a \

@@ -2,8 +2,8 @@
 
 use cuda_std::prelude::*;
 use devcomm_host::{
-    CommConfig, DevCommRequirements, DevCommResource, Error, LaunchError, LaunchRefusal, Result,
-    WindowFlags,
+    CommConfig, Context, DevCommRequirements, DevCommResource, Error, LaunchError, LaunchRefusal,
+    Result, WindowFlags,
 };
 use devcomm_types::{Kernel, Launch, LaunchArgs};
 use nccl_device::{DevComm, Window};
@@ -125,6 +125,19 @@ fn a_safe_launch_takes_only_what_fits_each_other() {
         unsafe { launch.into_unsafe().launch(&stream)? };
         stream.synchronize()?;
         rank.barrier()
+    });
+}
+
+#[test]
+fn a_safe_launch_takes_nothing_of_another_context() {
+    ranks(1, |rank| {
+        let (window, dev) = (rank.communicator()?.window::<u64>(4)?, dev(rank)?);
+        let other = Context::new(rank.device())?;
+        other.load(&NO_PTX)?;
+        let launch = || note_len::args(&dev, &window, 4).grid(1).block(32);
+        assert_eq!(refusal(launch().launch(&other.stream()?)), LaunchRefusal::OtherContext);
+        launch().launch(&rank.stream()?)?;
+        rank.stream()?.synchronize()
     });
 }
 

@@ -110,6 +110,35 @@ fn a_stream_waits_for_an_event_of_another() {
 }
 
 #[test]
+fn an_event_that_is_recorded_again_is_that_of_its_last_record() {
+    ranks(2, |rank| {
+        let (comm, busy, idle, waits) =
+            (rank.communicator()?, rank.stream()?, rank.stream()?, rank.stream()?);
+        let (event, after) = (rank.context().event()?, rank.context().event()?);
+        let b = comm.mem_alloc::<f32>(2)?;
+        if rank.rank() == 0 {
+            // Ends when rank 1 sends.
+            comm.recv(&b, 1, &busy)?;
+            busy.record(&event)?;
+            waits.wait_event(&event)?;
+            waits.record(&after)?;
+            idle.record(&event)?;
+            // The last record is reached; the wait is for the one before.
+            event.synchronize()?;
+            assert!(event.is_reached()? && !after.is_reached()?);
+        }
+        rank.barrier()?;
+        if rank.rank() == 1 {
+            comm.send(&b, 0, &busy)?;
+        }
+        busy.synchronize()?;
+        after.synchronize()?;
+        assert!(event.is_reached()?);
+        event.synchronize()
+    });
+}
+
+#[test]
 fn events_of_another_context_are_refused() {
     ranks(1, |rank| {
         let (stream, other) = (rank.stream()?, Context::new(1)?);

@@ -65,7 +65,7 @@ pub(super) unsafe fn device_attribute(
             A::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z => limits::BLOCK[2],
             A::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK => limits::BLOCK_THREADS,
             A::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR => {
-                limits::multiprocessor_threads(simulation.compute_capability)
+                simulation.multiprocessor_threads()
             }
             A::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK => limits::BLOCK_REGISTERS,
             A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK => limits::STATIC_SHARED,

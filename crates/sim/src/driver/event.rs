@@ -13,19 +13,24 @@ use super::{CallContext, CudaResult, call};
 use crate::machine::core::Core;
 use crate::race::Clock;
 
-/// One event. Records are numbered, since an event may be recorded again while its last record is
-/// still pending in a stream.
+/// One event.
 #[derive(Default)]
 pub(crate) struct Event {
     timed: bool,
-    /// The number of records so far.
-    recorded: Cell<u64>,
-    /// The number and time of the last completed record.
-    completed: Cell<(u64, u64)>,
-    /// The accesses that the last completed record is ordered after.
-    clock: RefCell<Clock>,
+    /// The last record. An event may be recorded again while an earlier one is pending, for which
+    /// streams may wait.
+    last: RefCell<Option<Rc<Record>>>,
     /// The capture point of the last record, if the stream was being captured.
     pub(super) captured: RefCell<Option<CapturePoint>>,
+}
+
+/// One record of an event.
+#[derive(Default)]
+struct Record {
+    /// The time at which it completed.
+    completed: Cell<Option<u64>>,
+    /// The accesses that it is ordered after, once it has completed.
+    clock: RefCell<Clock>,
 }
 
 impl Event {
@@ -36,9 +41,9 @@ impl Event {
             return;
         }
         self.captured.take();
-        let number = self.recorded.get() + 1;
-        self.recorded.set(number);
-        core.enqueue(stream, Box::new(EventRecord { event: Rc::clone(self), number }));
+        let record = Rc::<Record>::default();
+        self.last.replace(Some(Rc::clone(&record)));
+        core.enqueue(stream, Box::new(EventRecord(record)));
     }
 
     /// Enqueues a wait for the event on `stream`.
@@ -50,13 +55,8 @@ impl Event {
             // A captured stream cannot wait for an event recorded outside the capture.
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION.into());
         }
-        let number = self.recorded.get();
-        core.enqueue(stream, Box::new(EventWait { event: Rc::clone(self), number }));
+        core.enqueue(stream, Box::new(EventWait(self.last.borrow().clone())));
         Ok(())
-    }
-
-    fn is_complete(&self) -> bool {
-        self.completed.get().0 == self.recorded.get()
     }
 }
 
@@ -117,13 +117,12 @@ pub(super) unsafe fn query(event: CUevent) -> CUresult {
         if event.captured.borrow().is_some() {
             return Err(CUresult::CUDA_ERROR_CAPTURED_EVENT.into());
         }
-        match event.is_complete() {
-            true => {
-                cx.core.memory.races.host_learns(&event.clock.borrow());
-                Ok(())
-            }
-            false => Err(CUresult::CUDA_ERROR_NOT_READY.into()),
+        let Some(record) = &*event.last.borrow() else { return Ok(()) };
+        if record.completed.get().is_none() {
+            return Err(CUresult::CUDA_ERROR_NOT_READY.into());
         }
+        cx.core.memory.races.host_learns(&record.clock.borrow());
+        Ok(())
     })
 }
 
@@ -131,13 +130,21 @@ pub(super) unsafe fn query(event: CUevent) -> CUresult {
 pub(super) unsafe fn elapsed_time(ms: *mut f32, start: CUevent, end: CUevent) -> CUresult {
     call("cuEventElapsedTime", |cx| {
         let (start, end) = (cx.event(start)?, cx.event(end)?);
-        if [&start, &end].iter().any(|event| !event.timed || event.recorded.get() == 0) {
-            return Err(CUresult::CUDA_ERROR_INVALID_HANDLE.into());
-        }
-        if !start.is_complete() || !end.is_complete() {
-            return Err(CUresult::CUDA_ERROR_NOT_READY.into());
-        }
-        let nanoseconds = end.completed.get().1 as f64 - start.completed.get().1 as f64;
+        let time = |event: &Event| match &*event.last.borrow() {
+            Some(record) if event.timed => {
+                record.completed.get().ok_or(CUresult::CUDA_ERROR_NOT_READY)
+            }
+            _ => Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
+        };
+        let (start, end) = match (time(&start), time(&end)) {
+            (Ok(start), Ok(end)) => (start, end),
+            (Err(CUresult::CUDA_ERROR_NOT_READY), Err(error))
+            | (Err(error), _)
+            | (_, Err(error)) => {
+                return Err(error.into());
+            }
+        };
+        let nanoseconds = end as f64 - start as f64;
         // SAFETY: the program passes a valid out pointer, as CUDA requires.
         unsafe { ms.write((nanoseconds / 1e6) as f32) };
         Ok(())
@@ -145,15 +152,12 @@ pub(super) unsafe fn elapsed_time(ms: *mut f32, start: CUevent, end: CUevent) ->
 }
 
 /// The stream operation that records an event.
-struct EventRecord {
-    event: Rc<Event>,
-    number: u64,
-}
+struct EventRecord(Rc<Record>);
 
 impl StreamOp for EventRecord {
     fn poll(&mut self, core: &Core) -> Poll<()> {
-        self.event.completed.set((self.number, core.clock()));
-        self.event.clock.replace(core.memory.races.known_here());
+        self.0.completed.set(Some(core.clock()));
+        self.0.clock.replace(core.memory.races.known_here());
         Poll::Ready(())
     }
 
@@ -162,22 +166,21 @@ impl StreamOp for EventRecord {
     }
 
     fn duplicate(&self) -> Box<dyn StreamOp> {
-        Box::new(Self { event: Rc::clone(&self.event), number: self.number })
+        Box::new(Self(Rc::clone(&self.0)))
     }
 }
 
-/// The stream operation that waits for an event.
-struct EventWait {
-    event: Rc<Event>,
-    number: u64,
-}
+/// The stream operation that waits for an event's last record before the call, if there is one.
+struct EventWait(Option<Rc<Record>>);
 
 impl StreamOp for EventWait {
     fn poll(&mut self, core: &Core) -> Poll<()> {
-        if self.event.completed.get().0 < self.number {
-            return Poll::Pending;
+        if let Some(record) = &self.0 {
+            if record.completed.get().is_none() {
+                return Poll::Pending;
+            }
+            core.memory.races.learn_here(&record.clock.borrow());
         }
-        core.memory.races.learn_here(&self.event.clock.borrow());
         Poll::Ready(())
     }
 
@@ -190,6 +193,6 @@ impl StreamOp for EventWait {
     }
 
     fn duplicate(&self) -> Box<dyn StreamOp> {
-        Box::new(Self { event: Rc::clone(&self.event), number: self.number })
+        Box::new(Self(self.0.clone()))
     }
 }

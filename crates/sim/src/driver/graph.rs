@@ -423,6 +423,10 @@ impl StreamOp for Launch {
         self.ops.iter().flatten().any(|op| op.runs_kernel())
     }
 
+    fn kernel_given(&self, is_given: &dyn Fn(usize) -> bool) -> Option<&'static str> {
+        self.ops.iter().flatten().find_map(|op| op.kernel_given(is_given))
+    }
+
     fn name(&self) -> String {
         "a graph".to_owned()
     }

@@ -6,14 +6,6 @@ pub(super) const GRID: [u32; 3] = [i32::MAX.cast_unsigned(), 65_535, 65_535];
 pub(super) const BLOCK: [u32; 3] = [1024, 1024, 64];
 /// The largest number of threads in a block.
 pub(super) const BLOCK_THREADS: u32 = 1024;
-/// Returns the largest number of threads on a multiprocessor of a compute capability.
-pub(super) fn multiprocessor_threads(capability: (u32, u32)) -> u32 {
-    match capability {
-        (7, 5) => 1024,
-        (8, 6 | 7 | 9) | (12, _) => 1536,
-        _ => 2048,
-    }
-}
 /// The number of registers per block.
 pub(super) const BLOCK_REGISTERS: u32 = 64 << 10;
 /// The default limit on a block's shared memory in bytes.

@@ -122,7 +122,8 @@ impl GinComm {
 
 impl Drop for GinComm {
     fn drop(&mut self) {
-        let words = self.per_rank.iter().map(|rank| std::ptr::from_ref(&*rank.signals));
+        let words = self.per_rank.iter().flat_map(|rank| [&rank.signals, &rank.counters]);
+        let words = words.map(|words| std::ptr::from_ref(&**words));
         self.network.forget(self.id, words);
     }
 }

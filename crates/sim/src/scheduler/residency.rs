@@ -15,6 +15,7 @@ use crate::hooks::OPS;
 use crate::polls::RepeatedLoads;
 use crate::race::GridClock;
 use crate::shared::{MAX_SHARED, SharedMemory};
+use crate::simulation::Simulation;
 use crate::thread::{Block, Grid, Thread, Wait};
 use crate::warp::{WARP, Warp};
 
@@ -36,8 +37,11 @@ struct SmResources {
 }
 
 impl SmResources {
-    /// All resources of a Hopper multiprocessor.
-    const WHOLE: Self = Self { threads: 2048, blocks: 32, shared: 228 << 10 };
+    /// Returns all resources of a Hopper multiprocessor, with the number of threads of the
+    /// simulated compute capability.
+    fn whole(settings: &Simulation) -> Self {
+        Self { threads: settings.multiprocessor_threads(), blocks: 32, shared: 228 << 10 }
+    }
 
     /// Returns what a block needs: whole warps, its dynamic shared memory, and the 1 KiB that CUDA
     /// reserves. (Its static shared memory is not known before it runs.)
@@ -66,8 +70,9 @@ impl SmResources {
 }
 
 /// Resources and pending grids of a GPU.
-#[derive(Default)]
 pub(super) struct Gpu {
+    /// The resources of a multiprocessor.
+    whole: SmResources,
     /// Free resources of the multiprocessors used so far; the other multiprocessors are unused.
     free: Vec<SmResources>,
     /// The multiprocessor to try first.
@@ -77,12 +82,17 @@ pub(super) struct Gpu {
 }
 
 impl Gpu {
+    pub(super) fn new(settings: &Simulation) -> Self {
+        let whole = SmResources::whole(settings);
+        Self { whole, free: Vec::new(), next: 0, pending: VecDeque::new() }
+    }
+
     /// Assigns a block to one of `all` multiprocessors, round robin like a GPU, and returns the
     /// multiprocessor's index.
     fn place(&mut self, all: u32, block: SmResources) -> Option<usize> {
         // An unused multiprocessor holds any block that `check` accepts.
         if self.free.len() < all as usize {
-            self.free.push(SmResources::WHOLE);
+            self.free.push(self.whole);
             self.next = self.free.len() - 1;
         }
         let n = self.free.len();
@@ -103,7 +113,7 @@ impl Gpu {
     fn holds(&self, all: u32, block: SmResources) -> u32 {
         let used: u32 = self.free.iter().map(|sm| sm.holds(block)).sum();
         let empty = all - self.free.len() as u32;
-        used.saturating_add(empty.saturating_mul(SmResources::WHOLE.holds(block)))
+        used.saturating_add(empty.saturating_mul(self.whole.holds(block)))
     }
 }
 
@@ -130,7 +140,8 @@ impl Scheduler {
     /// of dynamic shared memory per block.
     pub(crate) fn resident(&self, threads: u32, dynamic_shared: usize) -> u32 {
         let block = SmResources::of_block(threads, dynamic_shared);
-        self.settings.multiprocessors.saturating_mul(SmResources::WHOLE.holds(block))
+        let whole = SmResources::whole(&self.settings);
+        self.settings.multiprocessors.saturating_mul(whole.holds(block))
     }
 
     /// Checks a launch against a GPU's limits; returns the number of blocks.

@@ -126,7 +126,7 @@ impl Resource for Inner {
         if communicator.handle().may_peers_access_forever() {
             ending.done();
             let deregister = move |comm| calls::deregister_window(comm, handle);
-            communicator.handle().keep_until_end(self.memory.lock().take(), deregister);
+            communicator.handle().keep_until_end(self.allocation(), deregister);
             return Ok(());
         }
         context.refuse_capturing("a window is closed")?;

@@ -346,6 +346,9 @@ impl Loaded<'_> {
         }
         if safe {
             check_safe(args).map_err(refuse)?;
+            if args.communicator.is_some_and(|number| self.context.issuer(number).is_none()) {
+                return Err(refuse(LaunchRefusal::OtherContext));
+            }
         }
         let flag = args.dev_comm.and_then(|dev_comm| self.context.flag_of(dev_comm));
         if let Some(refusal) = flag.as_ref().and_then(|flag| flag.refusal()) {

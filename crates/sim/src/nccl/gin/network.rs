@@ -317,8 +317,8 @@ impl Network {
     }
 
     /// Drops a device communicator's operations in flight, and forgets the accesses to its signals.
-    pub(super) fn forget(&self, comm: u32, signals: impl Iterator<Item = *const [Cell<u64>]>) {
-        for words in signals {
+    pub(super) fn forget(&self, comm: u32, words: impl Iterator<Item = *const [Cell<u64>]>) {
+        for words in words {
             self.memory.races.forget(words.addr(), words.len() * size_of::<u64>());
         }
         self.queues.borrow_mut().retain(|key, _| key.comm != comm);
@@ -354,12 +354,12 @@ impl Network {
         queue.next += 1;
     }
 
-    /// Records that a fence has covered all operations of a rank so far, on one context or on all.
+    /// Records that a fence has covered all puts of a rank so far, on one context or on all.
     pub(in crate::nccl) fn fenced(&self, comm: u32, rank: u32, context: Option<u32>) {
         for (key, queue) in &mut *self.queues.borrow_mut() {
             let covered = context.is_none_or(|context| context == key.context);
             if covered && (key.comm, key.rank) == (comm, rank) {
-                queue.unflushed.clear();
+                queue.unflushed.retain(|open| open.is_get);
             }
         }
     }
@@ -404,13 +404,14 @@ impl Network {
         first_get.or(queue.posted.front()).map_or(queue.next, |flight| flight.number)
     }
 
-    /// Records that a thread has found the operations of a queue before `before` complete. Returns
-    /// the clocks of the ends of the reads of their sources, and of the gets.
-    pub(crate) fn flushed(&self, key: QueueKey, before: u64) -> [Clock; 2] {
+    /// Records that a thread has found the operations of a queue before `before` complete, its gets
+    /// only with `gets`. Returns the clocks of the ends of the reads of their sources, and of the
+    /// gets.
+    pub(crate) fn flushed(&self, key: QueueKey, before: u64, gets: bool) -> [Clock; 2] {
         let mut queues = self.queues.borrow_mut();
         let Some(queue) = queues.get_mut(&key) else { return Default::default() };
         queue.flushed = queue.flushed.max(before);
-        queue.unflushed.retain(|open| open.number >= before);
+        queue.unflushed.retain(|open| open.number >= before || (open.is_get && !gets));
         let (races, last) = (&self.memory.races, before.wrapping_sub(1));
         [&queue.reads, &queue.gets].map(|done| races.after(&Clock::default(), done, last))
     }
