@@ -128,6 +128,29 @@ fn sums_are_right_in_any_order_of_threads() {
     });
 }
 
+#[test]
+fn a_shape_with_more_tiles_than_the_largest_is_not_fused() {
+    small_gpus(2).run("a_shape_with_more_tiles_than_the_largest_is_not_fused", |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let product = GemmReduceScatter::new(comm, &stream, 512, 64)?;
+        product.set_plan(Some(Wide))?;
+        assert_eq!(product.explain([512, 64, 8])?.plan, Wide);
+        // It has 8192 elements, as many as fit, but they are in more parts of 64 columns.
+        let [m, n, k] = [1024, 8, 8];
+        assert_eq!(product.explain([m, n, k])?.plan, Unfused);
+        let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
+        stream.fill(&a, bf16::ONE)?;
+        stream.fill(&b, bf16::ONE)?;
+        let c = comm.mem_alloc::<bf16>(m / 2 * n)?;
+        product.launch(&a, &b, &c, [m, n, k])?;
+        stream.synchronize()?;
+        let mut got = vec![bf16::NAN; c.len()];
+        c.copy_to_host(&mut got)?;
+        assert!(got.iter().all(|sum| *sum == bf16::from_f32(2.0 * k as f32)));
+        Ok(())
+    });
+}
+
 /// A measurement chooses one of the plans, the same on all ranks, until a plan is set.
 #[test]
 fn a_measurement_decides_on_all_ranks_alike() {

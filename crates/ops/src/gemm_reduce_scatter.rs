@@ -88,6 +88,11 @@ fn fills(base: &Base<ReduceScatter>, size: [usize; 2]) -> bool {
     size[0] > row_multiple(base) && waves(size, base.multiprocessors()) > MIN_WAVES
 }
 
+/// Returns the slots that a product of this size uses from each rank.
+fn slots(base: &Base<ReduceScatter>, [m, n]: [usize; 2]) -> Option<u32> {
+    RowOwners::slots(m.div_ceil(base.comm.n_ranks()), n)
+}
+
 impl<B: Buffer<Element = bf16>> Output<ReduceScatter> for B {}
 
 impl Fusion for ReduceScatter {
@@ -132,9 +137,11 @@ impl Fusion for ReduceScatter {
         let [m, n, _] = extents.lengths();
         let (plan, reason) = match self.wide.get() {
             None => (Plan::Unfused, "as no kernel was prepared"),
-            _ if !self.supports(base, Plan::Wide, extents) => {
-                (Plan::Unfused, "as m is no multiple of 256 for each rank, or n or k none of 8")
-            }
+            _ if !self.supports(base, Plan::Wide, extents) => (
+                Plan::Unfused,
+                "as m is no multiple of 256 for each rank, n or k none of 8, or \
+                    the shape has more tiles than the largest",
+            ),
             _ if fills(base, [m, n]) => (Plan::Wide, "as it has many tiles"),
             _ => (Plan::Unfused, "as it has few tiles"),
         };
@@ -151,7 +158,10 @@ impl Strategy<Self> for ReduceScatter {
     fn supports(&self, base: &Base<Self>, _: Plan, extents: Extents) -> bool {
         let [m, n, k] = extents.lengths();
         let is_aligned = m.is_multiple_of(row_multiple(base)) && (n | k).is_multiple_of(8);
-        self.wide.get().is_some() && is_aligned
+        // A shape with fewer elements than the largest may have more parts of tiles.
+        let (used, most) = (slots(base, [m, n]), slots(base, base.most));
+        let fits = used.is_some_and(|used| Some(used) <= most);
+        self.wide.get().is_some() && is_aligned && fits
     }
 
     fn prepare(&self, base: &Base<Self>, _: Plan) -> Result<()> {
@@ -165,7 +175,7 @@ impl Strategy<Self> for ReduceScatter {
             };
             Ok((compiled, vec![[blocks, 0]]))
         };
-        let slots = |[m, n]: [usize; 2]| RowOwners::slots(m.div_ceil(ranks), n);
+        let slots = |size| slots(base, size);
         let has_barriers = false;
         prepare_once(&self.wide, || {
             ExchangeKernels::new(base, "wide", RANKS, slots, load, has_barriers)

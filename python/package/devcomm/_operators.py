@@ -120,8 +120,9 @@ def register(
     if isinstance(communicator, devcomm.ExpertParallel):
         groups[name] = Experts(communicator)
     else:
-        groups[name] = group = Group(communicator)
+        group = Group(communicator)
         group.collectives  # made here, by all ranks
+        groups[name] = group
     return name
 
 

@@ -17,9 +17,9 @@ from devcomm import _devcomm
 _CAPABILITY = (75, 76)
 
 _SIMULATED = """
-import devcomm, numpy
+import devcomm, {package}
 def main(rank):
-    x = numpy.ones(8, numpy.float32)
+    x = {package}.ones(8, dtype={package}.float32)
     devcomm.Collectives(rank.communicator()).all_reduce(x)
     return x[0]
 assert devcomm.World.simulated(2).run(main) == [2.0, 2.0]
@@ -97,11 +97,13 @@ def main():
             line("torch", version)
     else:
         line("torch", "not installed: arrays of numpy only")
-    if has["numpy"]:
-        works, said = _run(_SIMULATED)
+    if any(has.values()):
+        package = "numpy" if has["numpy"] else "torch"
+        works, said = _run(_SIMULATED.format(package=package))
         line("simulated GPUs", "work" if works else "fail", None if works else said)
     else:
-        line("simulated GPUs", "not tried: they need numpy or torch")
+        to_do = "install numpy or torch"
+        line("simulated GPUs", "not tried, as their arrays are missing", None if gpus else to_do)
     if missing:
         print(f"\nnot ready: {', '.join(missing)}")
     else:

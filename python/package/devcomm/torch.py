@@ -277,7 +277,7 @@ def _rmsnorm_backward(ctx, grad, grad_of_sums):
     x, grad = sums.float(), grad.float()
     factor = torch.rsqrt(x.square().mean(-1, keepdim=True) + ctx.eps)
     x = x * factor
-    of_weight = (grad * x).flatten(0, -2).sum(0).to(weight.dtype)
+    of_weight = (grad * x).reshape(-1, x.shape[-1]).sum(0).to(weight.dtype)
     grad = grad * weight.float()
     grad = factor * (grad - x * (grad * x).mean(-1, keepdim=True)) + grad_of_sums.float()
     grad = grad.to(sums.dtype)

@@ -54,9 +54,8 @@ pub(crate) fn barrier_count(predicate: bool) -> u32 {
     if !meet(0, 0) {
         return predicate.into();
     }
-    if index_in_block() == 0 {
-        count.store(0, Ordering::Relaxed);
-    }
+    // Each thread does, as any of them may have left the block.
+    count.store(0, Ordering::Relaxed);
     barrier_all();
     count.fetch_add(predicate.into(), Ordering::Relaxed);
     barrier_all();

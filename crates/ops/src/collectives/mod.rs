@@ -114,8 +114,9 @@ impl CollectivesOptions {
         Self { lamport_bytes: Some(bytes), ..self }
     }
 
-    /// Sets the blocks that push or load long messages. Default: 128, or fewer if a rank's GPU has
-    /// fewer multiprocessors.
+    /// Sets the blocks that push or load long messages; at most one for each multiprocessor, but
+    /// with [`concurrent(1)`](Self::concurrent). Default: 128, or fewer if a rank's GPU has fewer
+    /// multiprocessors.
     pub const fn push_blocks(self, blocks: u32) -> Self {
         Self { push_blocks: Some(blocks), ..self }
     }
@@ -169,7 +170,10 @@ impl CollectivesOptions {
             // A multiprocessor may have room for one block that pushes or loads long messages.
             let fewest = gpus.iter().map(|[multiprocessors, ..]| *multiprocessors as u32).min();
             let blocks = fewest.map_or(PUSH_BLOCKS, |fewest| fewest.min(PUSH_BLOCKS));
-            let resolved = self.push_blocks(self.push_blocks.unwrap_or(blocks));
+            let asked = self.push_blocks.unwrap_or(blocks);
+            // A share of the GPU has room for a block on each multiprocessor.
+            let most = if self.concurrent == 1 { None } else { fewest };
+            let resolved = self.push_blocks(most.map_or(asked, |most| asked.min(most)));
             let workspace = all_reach.then(|| Workspace::new(comm, resolved)).transpose()?;
             // GPUs of several kinds have different tables.
             let is_one_kind = gpus.iter().all(|[_, name, _]| *name == gpus[0][1]);

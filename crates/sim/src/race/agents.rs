@@ -198,7 +198,7 @@ impl Races {
     }
 
     /// Adds a copy, which was started at line `at`, to the `mbarrier`'s phase.
-    fn complete_copy(&self, thread: &ThreadClock, barrier: &mut Barrier, at: Site) {
+    fn complete_copy(&self, thread: &mut ThreadClock, barrier: &mut Barrier, at: Site) {
         let (agent, time) = (barrier.agent, barrier.phase + 1);
         barrier.pending.add(agent, time, &self.joins.places);
         barrier.copy = Some((time, at));
@@ -207,6 +207,7 @@ impl Races {
             let sender = thread.here.agent;
             self.joins.pass(&mut barrier.pending, &thread.clock);
             barrier.pending.add_passed(sender, thread.time, &self.joins.places);
+            thread.has_met = true;
         }
     }
 

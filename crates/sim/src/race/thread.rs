@@ -13,9 +13,9 @@ pub(crate) struct ThreadClock {
     /// The accesses that happened before the thread's next access, without the thread's own.
     pub(super) clock: Clock,
     /// The time of the thread's accesses; it advances when the thread releases what it has done,
-    /// and at the first access after it has [met](super::Races::meet) others.
+    /// and at the first access after others have got to know that its reads have ended.
     pub(super) time: u32,
-    /// Whether the thread has met others since its last access.
+    /// Whether others have got to know since the thread's last access that its reads have ended.
     pub(super) has_met: bool,
     /// The time up to which the clock has all threads of the block.
     pub(super) all: u32,
