@@ -146,6 +146,31 @@ fn warp_operations_follow_masks_and_widths() {
     }
 }
 
+/// The first thread leaves, and the others count.
+#[kernel]
+unsafe fn counts_without_the_first(out: *mut u32) {
+    let thread = thread::thread_idx_x();
+    if thread == 0 {
+        return;
+    }
+    let all = [thread::sync_threads_count(1), thread::sync_threads_and(1)];
+    let some = [thread::sync_threads_or(0), thread::sync_threads_count(thread % 2)];
+    if thread == 63 {
+        for (i, number) in all.into_iter().chain(some).enumerate() {
+            // SAFETY: the buffer has four numbers, which one thread stores.
+            unsafe { mem::store(out.add(i), number) };
+        }
+    }
+}
+
+#[test]
+fn barriers_that_count_serve_the_threads_that_are_left() {
+    for simulation in [Simulation::new(1), Simulation::new(1).seed(3).preempt(true)] {
+        let counted = output::<_, counts_without_the_first, _>(simulation, (1, 64), [0; 4]);
+        assert_eq!(counted, [63, 1, 0, 32]);
+    }
+}
+
 #[kernel]
 unsafe fn votes_of_a_partial_warp(out: *mut u32) {
     let t = thread::thread_idx_x();

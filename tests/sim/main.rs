@@ -40,6 +40,7 @@ mod stream_races;
 mod teams;
 mod tensor;
 mod tensor_maps;
+mod thread_races;
 mod timeline;
 mod typed_multimem;
 mod typed_numbers;

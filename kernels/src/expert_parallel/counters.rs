@@ -46,9 +46,9 @@ pub(super) struct Counters {
     pub(super) next: Words,
 }
 
-#[track_callers]
 impl Counters {
     /// Makes `len` counters 0. All threads of the block call this together, before a barrier.
+    #[track_caller]
     pub(super) unsafe fn clear(self, len: u32) {
         for i in strided(len) {
             // SAFETY: there are `len` counters, each for one thread.
@@ -60,6 +60,7 @@ impl Counters {
     }
 
     /// Counts a row of a token; `is_before` says whether the token is before this block's tokens.
+    #[track_caller]
     pub(super) unsafe fn count(self, i: u32, is_before: bool) {
         // SAFETY: the counter exists, as the caller guarantees, and accesses are atomic.
         unsafe {
@@ -73,6 +74,7 @@ impl Counters {
     /// Calls `each` with the place of the first row of each of `experts` experts, which begin at
     /// multiples of `alignment`, and then with `experts` and the end of all rows. All threads of
     /// the block call this together, after a barrier; `each` is called by one thread for an expert.
+    #[track_caller]
     pub(super) unsafe fn each_start(self, experts: u32, alignment: u32, each: impl Fn(u32, u32)) {
         let per_thread = experts.div_ceil(thread::block_dim_x());
         let first = thread::thread_idx_x() * per_thread;

@@ -98,8 +98,7 @@ pub unsafe fn step7_cluster(
                     (state, term) = (pipeline.next(state), term + TERMS);
                 }
             }
-            // The lane that loads, and the others of its warp.
-            warp::sync();
+            warp::sync(); // The lane that loads meets the others.
         }
         // No block ends while the other one still writes to its shared memory.
         cluster::sync();
