@@ -184,7 +184,7 @@ fn blocks_of_several_objects_fit_multiprocessors_with_room_for_1536_threads() {
         for objects in 2..=4 {
             let collectives = CollectivesOptions::new().concurrent(objects).build(comm)?;
             for plan in collectives.plans(&call)? {
-                // Of each object a launch may run, and the next one wait.
+                // Each object may have a launch that runs, and one that waits.
                 assert!(2 * objects * plan.threads <= room, "{objects} objects, {plan}");
             }
         }

@@ -268,7 +268,7 @@ impl Gemm {
         let row_lengths = [if a { m } else { k }, if b { n } else { k }];
         let aligned = row_lengths.iter().all(|length| length.is_multiple_of(unit));
         let plans = self.expected(extents, aligned)?.into_iter();
-        // Of these plans' kernels, only `gemm_wgmma` takes A and B stored transposed.
+        // Only `gemm_wgmma`, among these plans' kernels, takes A and B stored transposed.
         let can = |plan: &GemmPlan| transposed == NOT_TRANSPOSED || *plan == GemmPlan::Wide;
         for plan in plans.filter(can) {
             if let Some(prepared) = self.prepare_plan::<T, O>(plan, extents)? {

@@ -86,12 +86,12 @@ class Experts(Group):
             raise devcomm.InvalidInput(f"f8={experts.f8}: the operator of this object is {own}")
         experts.dispatch(input.contiguous(), ids.contiguous(), weights.contiguous())
         self.count = ids.shape[0]
-        rows = input.new_zeros(experts.most_rows, experts.hidden)
+        kind = torch.float8_e4m3fn if f8 else input.dtype
+        rows = input.new_zeros(experts.most_rows, experts.hidden, dtype=kind)
         most = {"offsets": experts.local_experts + 1, "sizes": experts.local_experts}
         most["origins"] = experts.most_rows
         made = {name: ids.new_zeros(most[name]) for name in numbers}
         if f8:
-            rows = rows.to(torch.float8_e4m3fn)
             scales = weights.new_zeros(experts.hidden // 128, experts.most_rows)
             made = {"scales": scales, **made}
         experts.group(rows, **made)

@@ -169,11 +169,10 @@ impl CollectivesOptions {
             let all_reach = all_reach && !is_older;
             // A multiprocessor may have room for one block that pushes or loads long messages.
             let fewest = gpus.iter().map(|[multiprocessors, ..]| *multiprocessors as u32).min();
-            let blocks = fewest.map_or(PUSH_BLOCKS, |fewest| fewest.min(PUSH_BLOCKS));
-            let asked = self.push_blocks.unwrap_or(blocks);
-            // A share of the GPU has room for a block on each multiprocessor.
-            let most = if self.concurrent == 1 { None } else { fewest };
-            let resolved = self.push_blocks(most.map_or(asked, |most| asked.min(most)));
+            // So does a share of the GPU, whatever number is asked for.
+            let is_bounded = self.push_blocks.is_none() || self.concurrent > 1;
+            let most = fewest.filter(|_| is_bounded).unwrap_or(u32::MAX);
+            let resolved = self.push_blocks(self.push_blocks.unwrap_or(PUSH_BLOCKS).min(most));
             let workspace = all_reach.then(|| Workspace::new(comm, resolved)).transpose()?;
             // GPUs of several kinds have different tables.
             let is_one_kind = gpus.iter().all(|[_, name, _]| *name == gpus[0][1]);

@@ -131,18 +131,11 @@ pub(super) unsafe fn elapsed_time(ms: *mut f32, start: CUevent, end: CUevent) ->
     call("cuEventElapsedTime", |cx| {
         let (start, end) = (cx.event(start)?, cx.event(end)?);
         let time = |event: &Event| match &*event.last.borrow() {
-            Some(record) if event.timed => {
-                record.completed.get().ok_or(CUresult::CUDA_ERROR_NOT_READY)
-            }
+            Some(record) if event.timed => Ok(record.completed.get()),
             _ => Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
         };
-        let (start, end) = match (time(&start), time(&end)) {
-            (Ok(start), Ok(end)) => (start, end),
-            (Err(CUresult::CUDA_ERROR_NOT_READY), Err(error))
-            | (Err(error), _)
-            | (_, Err(error)) => {
-                return Err(error.into());
-            }
+        let (Some(start), Some(end)) = (time(&start)?, time(&end)?) else {
+            return Err(CUresult::CUDA_ERROR_NOT_READY.into());
         };
         let nanoseconds = end as f64 - start as f64;
         // SAFETY: the program passes a valid out pointer, as CUDA requires.
