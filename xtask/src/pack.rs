@@ -25,8 +25,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::camino::Utf8PathBuf;
 use cargo_metadata::{Message, TargetKind};
-use devcomm_cli::setup::{NCCL_VERSION, Optional, find_pinned_nccl, setup};
-use devcomm_locate::{NcclTree, NcclVersion};
+use devcomm_cli::setup::{Optional, find_pinned_nccl, setup};
+use devcomm_locate::{NCCL_VERSION, NcclTree, NcclVersion};
 use libloading::Library;
 use xtask::licences::notices;
 

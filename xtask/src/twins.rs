@@ -20,8 +20,8 @@ use std::thread;
 use anyhow::{Context, Result, bail, ensure};
 use comfy_table::{CellAlignment, Table, presets};
 use cuda_builder::{Artifacts, CudaBuilder, KernelReport, ModuleArtifact, NcclCode, NvvmArch};
-use devcomm_cli::setup::{NCCL_VERSION, Optional, find_pinned_nccl, setup};
-use devcomm_locate::NcclTree;
+use devcomm_cli::setup::{Optional, find_pinned_nccl, setup};
+use devcomm_locate::{NCCL_VERSION, NcclTree};
 
 use crate::nvcc::{self, Nvcc};
 use crate::project::{Project, root};

@@ -7,12 +7,12 @@ use std::process::Command;
 use anyhow::Result;
 use comfy_table::{Table, presets};
 use devcomm_locate::{
-    GinGpus, GinRoute, NcclPart, NcclTree, find_nccl, find_ptxas, gin_support, wheel_of,
+    GinGpus, GinRoute, NCCL_VERSION, NcclPart, NcclTree, find_nccl, find_ptxas, gin_support,
+    wheel_of,
 };
 use serde::Serialize;
 
 use crate::cuda;
-use crate::setup::NCCL_VERSION;
 use crate::wheels::{python_with_pip, verify};
 
 /// Show every component with its version, its path and the command that fixes what is missing
@@ -232,7 +232,12 @@ fn nccl(
     setup: &str,
     path: impl Fn(&NcclTree) -> Option<PathBuf>,
 ) -> Component {
-    match find_nccl(None, part, |_| Ok(())) {
+    // The builder links the bitcode of one version; the library may be of another.
+    let accept = |tree: &NcclTree| match part {
+        NcclPart::Bitcode => tree.has_version(NCCL_VERSION),
+        _ => Ok(()),
+    };
+    match find_nccl(None, part, accept) {
         Ok(tree) => {
             if let Some(damage) = damage(path(&tree)) {
                 return Component::missing(name, need, damage, setup);

@@ -132,8 +132,22 @@ fn fill(text: &str, name: &str) -> String {
 
 /// Refuses what cargo or rustc refuse as the name of a package and of its library.
 fn check_name(name: &str) -> Result<()> {
-    const TAKEN: [&str; 9] =
-        ["devcomm", "kernels", "cuda_std", "nccl_device", "half", "core", "std", "alloc", "test"];
+    const TAKEN: [&str; 13] = [
+        "devcomm",
+        "kernels",
+        "cuda_std",
+        "nccl_device",
+        "half",
+        "core",
+        "std",
+        "alloc",
+        "test",
+        // Folders in cargo's target folder.
+        "build",
+        "deps",
+        "examples",
+        "incremental",
+    ];
     let letters = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if !name.chars().all(letters) || !name.starts_with(|c: char| c.is_ascii_alphabetic()) {
         bail!(

@@ -5,7 +5,7 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use devcomm_locate::{NcclPart, find_nccl};
+use devcomm_locate::{NCCL_VERSION, NcclPart, find_nccl};
 
 use crate::arch::NvvmArch;
 use crate::artifact::{self, Artifacts, ModuleArtifact, NcclCode};
@@ -345,7 +345,7 @@ impl CudaBuilder {
     /// Finds NCCL's bitcode and prepares it, once per bitcode and LLVM.
     fn prepare_nccl(&self, workers: &Workers<'_>, target: &Path) -> Result<Nccl, Error> {
         let tree = find_nccl(self.nccl_home.as_deref(), NcclPart::Bitcode, |tree| {
-            tree.version.map(|_| ()).ok_or("it has no include/nccl.h with a version".into())
+            tree.has_version(NCCL_VERSION)
         })?;
         // `find_nccl` takes only trees that have both.
         let (Some(source), Some(version)) = (tree.bitcode, tree.version) else {

@@ -142,6 +142,13 @@ impl Cache {
         }
     }
 
+    /// Returns whether an entry, and the lock file of its key, can be created.
+    pub(crate) fn is_writable(&self) -> bool {
+        let has_folder = fs::create_dir_all(&self.folder).is_ok();
+        let mut folders = self.folder.ancestors().take(2);
+        has_folder && folders.all(|folder| tempfile::tempfile_in(folder).is_ok())
+    }
+
     /// Creates an entry with `make` in a temporary folder, and publishes it with an atomic rename.
     pub(crate) fn make<T: Serialize + DeserializeOwned>(
         &self,

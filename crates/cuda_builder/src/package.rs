@@ -1,6 +1,5 @@
 //! Finds the kernel package and the sources that its kernels depend on.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package, TargetKind};
@@ -35,11 +34,11 @@ pub(crate) fn find(name: &str, manifest_dir: &Path) -> Result<KernelPackage, Err
     let target = metadata.target_directory.into_std_path_buf();
     let workspace = metadata.workspace_root.into_std_path_buf();
     let lock = workspace.join("Cargo.lock");
-    if !graph.packages.contains_key(name) {
-        let folders: Vec<PathBuf> = graph.packages.values().flat_map(path_dependencies).collect();
+    if graph.named(name).is_none() {
+        let folders: Vec<PathBuf> = graph.all().flat_map(path_dependencies).collect();
         graph.follow(folders)?;
     }
-    let mut package = graph.packages.get(name).cloned();
+    let mut package = graph.named(name).cloned();
     let built_by = match &package {
         Some(package) => package.manifest_path.clone().into_std_path_buf(),
         None => {
@@ -48,7 +47,9 @@ pub(crate) fn find(name: &str, manifest_dir: &Path) -> Result<KernelPackage, Err
         }
     };
     let Some(package) = package else {
-        let known = graph.packages.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+        let mut known: Vec<&str> = graph.all().map(|package| package.name.as_str()).collect();
+        known.sort_unstable();
+        let known = known.join(", ");
         return Err(Error::NoPackage { package: name.to_owned(), manifest, known });
     };
     let is_library = |kind: &TargetKind| {
@@ -70,10 +71,11 @@ pub(crate) fn find(name: &str, manifest_dir: &Path) -> Result<KernelPackage, Err
     })
 }
 
-/// Packages found so far, by name.
+/// Packages found so far, by folder: those of several workspaces may have one name. The workspace
+/// that was read first comes first.
 #[derive(Default)]
 struct PackageGraph {
-    packages: BTreeMap<String, Package>,
+    packages: Vec<(PathBuf, Package)>,
 }
 
 impl PackageGraph {
@@ -86,23 +88,36 @@ impl PackageGraph {
             .exec()
             .map_err(|source| Error::Workspace { manifest: manifest.to_owned(), source })?;
         for package in &metadata.packages {
-            self.packages.entry(package.name.to_string()).or_insert_with(|| package.clone());
+            let folder = package_folder(package);
+            if self.at(&folder).is_none() {
+                self.packages.push((folder, package.clone()));
+            }
         }
         Ok(metadata)
     }
 
-    fn knows(&self, folder: &Path) -> bool {
-        self.packages.values().any(|package| package_folder(package) == folder)
+    fn all(&self) -> impl Iterator<Item = &Package> {
+        self.packages.iter().map(|(_, package)| package)
+    }
+
+    fn at(&self, folder: &Path) -> Option<&Package> {
+        self.packages.iter().find(|(at, _)| at == folder).map(|(_, package)| package)
+    }
+
+    fn named(&self, name: &str) -> Option<&Package> {
+        self.all().find(|package| package.name == name)
     }
 
     /// Reads the packages in these folders and their path dependencies.
     fn follow(&mut self, mut folders: Vec<PathBuf>) -> Result<(), Error> {
         while let Some(folder) = folders.pop() {
-            if self.knows(&folder) {
+            if self.at(&folder).is_some() {
                 continue;
             }
             let metadata = self.read(&folder.join("Cargo.toml"))?;
             folders.extend(metadata.packages.iter().flat_map(path_dependencies));
+            // A folder may have a second name, by a symbolic link, under which it is not found.
+            folders.retain(|other| *other != folder);
         }
         Ok(())
     }
@@ -113,7 +128,7 @@ impl PackageGraph {
     /// those of its dependencies.
     fn dependency(&self, name: &str, manifest: &Path) -> Result<Option<Package>, Error> {
         let depends = |package: &Package| package.dependencies.iter().any(|one| one.name == name);
-        if !self.packages.values().any(depends) {
+        if !self.all().any(depends) {
             return Ok(None);
         }
         let metadata = MetadataCommand::new()
@@ -131,8 +146,7 @@ impl PackageGraph {
         while let Some(folder) = folders.get(index).cloned() {
             index += 1;
             self.follow(vec![folder.clone()])?;
-            let package = self.packages.values().find(|package| package_folder(package) == folder);
-            for dependency in package.into_iter().flat_map(path_dependencies) {
+            for dependency in self.at(&folder).into_iter().flat_map(path_dependencies) {
                 if !folders.contains(&dependency) {
                     folders.push(dependency);
                 }
@@ -153,4 +167,40 @@ fn path_dependencies(package: &Package) -> Vec<PathBuf> {
     let dependencies =
         package.dependencies.iter().filter(|one| one.kind != DependencyKind::Development);
     dependencies.filter_map(|one| Some(one.path.clone()?.into_std_path_buf())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn packages_of_one_name_in_two_workspaces_are_both_sources() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        for (package, dependencies) in [
+            ("a/kernels", "geometry = { path = \"../../b/geometry\" }"),
+            ("a/common", ""),
+            ("b/geometry", "common = { path = \"../common\" }"),
+            ("b/common", ""),
+        ] {
+            let (package, name) = (root.join(package), package.split('/').nth(1).unwrap());
+            fs::create_dir_all(package.join("src")).unwrap();
+            fs::write(package.join("src/lib.rs"), "").unwrap();
+            let manifest = format!(
+                "[package]\nname = \"{name}\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n\
+                 [dependencies]\n{dependencies}\n"
+            );
+            fs::write(package.join("Cargo.toml"), manifest).unwrap();
+        }
+        for workspace in ["a", "b"] {
+            let manifest = "[workspace]\nresolver = \"3\"\nmembers = [\"*\"]\n";
+            fs::write(root.join(workspace).join("Cargo.toml"), manifest).unwrap();
+        }
+        let kernels = find("kernels", &root.join("a/kernels")).unwrap();
+        for source in ["a/kernels/src", "b/geometry/src", "b/common/src"] {
+            assert!(kernels.sources.contains(&root.join(source)), "{:?}", kernels.sources);
+        }
+        assert!(!kernels.sources.contains(&root.join("a/common/src")), "{:?}", kernels.sources);
+    }
 }

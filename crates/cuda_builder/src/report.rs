@@ -159,7 +159,8 @@ impl Artifacts {
 
     /// Does the same as [`report`](Self::report), for the same PTX assembled by `ptxas` for a newer
     /// architecture, as the driver does on such a GPU.
-    /// [Architecture-specific](ModuleArtifact::is_bound) kernels are omitted.
+    /// Kernels that do not run there are omitted: [architecture-specific](ModuleArtifact::is_bound)
+    /// ones, and those for a newer architecture.
     ///
     /// # Errors
     ///
@@ -169,7 +170,11 @@ impl Artifacts {
         let temp = std::env::temp_dir();
         let scratch =
             tempfile::tempdir_in(&temp).map_err(Error::io("create a folder in", &temp))?;
-        let modules: Vec<_> = self.modules.iter().filter(|module| !module.is_bound()).collect();
+        let runs = |module: &&ModuleArtifact| {
+            let built_for = module.info.arch.parse::<NvvmArch>();
+            !module.is_bound() && built_for.is_ok_and(|built_for| built_for <= arch)
+        };
+        let modules: Vec<_> = self.modules.iter().filter(runs).collect();
         let report = |module: &&ModuleArtifact| {
             let cubin = scratch.path().join(&module.file);
             let made = match &ptxas {

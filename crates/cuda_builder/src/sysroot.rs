@@ -30,14 +30,14 @@ pub(crate) struct Sysroot {
 
 /// Returns the sysroot for a compilation, cached or new.
 pub(crate) fn sysroot(compile: &Compile<'_>) -> Result<Sysroot, Error> {
-    // Without a writable cache, the sysroot is in the target folder.
-    let shared = cache_dir().ok().map(|cache| cache.join("core"));
-    let folder = shared
-        .filter(|shared| fs::create_dir_all(shared).is_ok())
-        .unwrap_or_else(|| compile.target_dir.join("core"));
-    // Files are compared by size only, as they have 50 MB.
-    let cache = Cache { folder, hashes: false };
     let key = key(compile);
+    // Files are compared by size only, as they have 50 MB.
+    let at = |folder| Cache { folder, hashes: false };
+    let shared = cache_dir().ok().map(|cache| at(cache.join("core")));
+    // If the shared cache cannot be written, the sysroot is in the target folder.
+    let cache = shared
+        .filter(|shared| shared.find::<Vec<String>>(&key).is_some() || shared.is_writable())
+        .unwrap_or_else(|| at(compile.target_dir.join("core")));
     let (entry, names) = cache.find_or_make::<Vec<String>>(&key, |entry| make(compile, entry))?;
     cache.remove_unused();
     let bitcode = names.iter().map(|name| libraries(&entry.folder).join(name)).collect();

@@ -98,6 +98,19 @@ impl NcclTree {
         Self { root, found_by, library, bitcode, include, version }
     }
 
+    /// Returns whether the headers state this version: an `accept` of [`find_nccl`].
+    ///
+    /// # Errors
+    ///
+    /// If they state another one, or there are none.
+    pub fn has_version(&self, required: NcclVersion) -> Result<(), String> {
+        match self.version {
+            Some(version) if version == required => Ok(()),
+            Some(other) => Err(format!("it is NCCL {other}, required is {required}")),
+            None => Err("it has no include/nccl.h with a version".to_owned()),
+        }
+    }
+
     fn part(&self, part: NcclPart) -> Option<&Path> {
         match part {
             NcclPart::Library => self.library.as_deref(),

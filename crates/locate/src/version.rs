@@ -3,6 +3,10 @@
 use std::fmt;
 use std::path::Path;
 
+/// The NCCL version that devcomm is built and tested with, and the only one whose device bitcode it
+/// links; defined only here.
+pub const NCCL_VERSION: NcclVersion = NcclVersion { major: 2, minor: 32, patch: 3 };
+
 /// A version of NCCL, ordered by its numbers and displayed as `2.32.3`.
 ///
 /// NCCL: `NCCL_MAJOR`, `NCCL_MINOR`, `NCCL_PATCH` and `NCCL_VERSION_CODE`.

@@ -4,6 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use cuda_builder::CudaBuilder;
+use devcomm_locate::{NCCL_VERSION, NcclVersion};
 use libtest_mimic::Trial;
 
 use crate::support::Needs::{Nccl, Ptxas, RustSource};
@@ -37,6 +38,7 @@ pub fn tests() -> Vec<Trial> {
         test("a_parameter_of_no_size_is_an_error", &[RustSource], no_size),
         test("two_architectures_in_a_file_are_an_error", &[RustSource], two_architectures),
         test("bitcode_with_another_indirect_call_is_refused", &[RustSource], other_call),
+        test("an_nccl_of_another_version_is_passed_over", &[RustSource, Nccl], other_nccl),
         test("bitcode_with_a_writing_table_entry_is_refused", &[RustSource], writing_entry),
         test("missing_rust_source_names_the_command", &[], no_rust_source),
         test("a_missing_kernel_toolchain_is_named_with_its_command", &[], no_such_toolchain),
@@ -250,15 +252,18 @@ fn two_architectures() -> TestResult {
     fails(&package, &["first (sm_90a)", "second (sm_100a)", "another file"])
 }
 
+/// Returns what `nccl.h` says of a version.
+fn header(NcclVersion { major, minor, patch }: NcclVersion) -> String {
+    format!("#define NCCL_MAJOR {major}\n#define NCCL_MINOR {minor}\n#define NCCL_PATCH {patch}\n")
+}
+
 /// Returns an NCCL tree whose bitcode is compiled from this Rust source.
 fn fake_nccl(package: &Package, source: &str) -> std::path::PathBuf {
     let root = package.folder.join("nccl");
     for folder in ["lib", "include"] {
         fs::create_dir_all(root.join(folder)).unwrap();
     }
-    let header = "#define NCCL_MAJOR 2\n#define NCCL_MINOR 99\n#define NCCL_PATCH 0\n#define \
-                  NCCL_SUFFIX \"\"\n#define NCCL_VERSION_CODE 29900\n";
-    fs::write(root.join("include/nccl.h"), header).unwrap();
+    fs::write(root.join("include/nccl.h"), header(NCCL_VERSION)).unwrap();
     let file = root.join("fake.rs");
     fs::write(&file, source).unwrap();
     let bitcode = root.join("lib/libnccl_device.bc");
@@ -281,6 +286,19 @@ fn with_fake_nccl(name: &str, source: &str, texts: &[&str]) -> TestResult {
     let package = kernel(name, before, "*p = ncclUse(p) as u32");
     let root = fake_nccl(&package, source);
     contains_all(&expect_error(package.builder().nccl_home(root))?, texts)
+}
+
+/// Another version, found first, is passed over, and named if there is no other.
+fn other_nccl() -> TestResult {
+    let before = "unsafe extern \"C\" { fn ncclUse(coop: *mut u32) -> i32; }";
+    let package = kernel("other_nccl", before, "*p = ncclUse(p) as u32");
+    let root = fake_nccl(&package, "#![no_std]");
+    let other = NcclVersion { patch: NCCL_VERSION.patch + 1, ..NCCL_VERSION };
+    fs::write(root.join("include/nccl.h"), header(other)).unwrap();
+    let error = expect_error(package.builder().nccl_home(&root))?;
+    // The NCCL that is found instead has no such function.
+    ensure(!error.contains(&other.to_string()), &error)?;
+    contains_all(&error, &["ncclUse", "nccl_device::raw"])
 }
 
 const COOP: &str = "

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use std::sync::LazyLock;
 
 use cuda_builder::{Artifacts, CudaBuilder};
-use devcomm_locate::{NcclPart, find_nccl, find_ptxas};
+use devcomm_locate::{NCCL_VERSION, NcclPart, find_nccl, find_ptxas};
 use libtest_mimic::{Failed, Trial};
 
 /// Result of a test.
@@ -27,10 +27,7 @@ static RUST_SOURCE: LazyLock<Option<String>> = LazyLock::new(|| {
     compiler.err().map(|error| format!("{error}; run `cargo xtask setup`"))
 });
 static NCCL: LazyLock<Option<String>> = LazyLock::new(|| {
-    let found = find_nccl(None, NcclPart::Bitcode, |tree| match tree.version {
-        Some(_) => Ok(()),
-        None => Err("no headers".to_owned()),
-    });
+    let found = find_nccl(None, NcclPart::Bitcode, |tree| tree.has_version(NCCL_VERSION));
     found.err().map(|_| "no NCCL bitcode; run `cargo xtask setup`".to_owned())
 });
 static PTXAS: LazyLock<Option<String>> =
