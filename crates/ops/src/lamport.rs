@@ -71,9 +71,9 @@ unsafe impl IntoArg<Abi> for &LamportMemory {
     fn info(&self) -> ArgInfo<'_> {
         // A device communicator would be borrowed from `args`; a window and a buffer have none.
         let args = self.args();
-        let ArgInfo { dev_comm: _, closed, communicator, mixed, unchecked } =
+        let ArgInfo { dev_comm: _, closed, communicator, mixed, several_dev_comms, unchecked } =
             IntoArg::<Abi>::info(&args);
-        ArgInfo { dev_comm: None, closed, communicator, mixed, unchecked }
+        ArgInfo { dev_comm: None, closed, communicator, mixed, several_dev_comms, unchecked }
     }
 
     fn windows(&self, see: &mut dyn FnMut(Range<u64>)) {

@@ -55,6 +55,8 @@ pub struct ArgInfo<'a> {
     pub communicator: Option<u64>,
     /// Whether windows and device communicators belong to more than one communicator.
     pub mixed: bool,
+    /// Whether several device communicators are among them.
+    pub several_dev_comms: bool,
     /// Whether there is a window of unknown length: a bare handle, or one whose ranks could not
     /// exchange their lengths. A safe kernel is not launched with it.
     pub unchecked: bool,
@@ -68,7 +70,12 @@ impl<'a> ArgInfo<'a> {
             (Some(a), Some(b)) => a != b,
             _ => false,
         };
+        let several = match (self.dev_comm, other.dev_comm) {
+            (Some(a), Some(b)) => !core::ptr::eq(a, b),
+            _ => false,
+        };
         Self {
+            several_dev_comms: several || self.several_dev_comms || other.several_dev_comms,
             dev_comm: self.dev_comm.or(other.dev_comm),
             closed: self.closed.or(other.closed),
             communicator: self.communicator.or(other.communicator),

@@ -77,6 +77,9 @@ pub(crate) fn check_shape(
     if threads > u64::from(device.max_threads_per_block) {
         return Err(LaunchRefusal::TooManyThreads { threads, limit: device.max_threads_per_block });
     }
+    if grid.count().saturating_mul(threads) > u64::from(u32::MAX) {
+        return Err(LaunchRefusal::TooManyThreadsInGrid { grid, block });
+    }
     // Checked before the kernel's thread limit, which follows from its registers: this error names
     // the registers.
     let needed = registers_needed(function.registers, threads);
@@ -140,6 +143,7 @@ pub(crate) fn check_dev_comm(dev_comm: Option<&DevComm>) -> Result<&DevComm, Lau
 pub(crate) fn check_safe(args: ArgInfo<'_>) -> Result<(), LaunchRefusal> {
     match args {
         ArgInfo { mixed: true, .. } => Err(LaunchRefusal::MixedCommunicators),
+        ArgInfo { several_dev_comms: true, .. } => Err(LaunchRefusal::SeveralDevComms),
         ArgInfo { unchecked: true, .. } => Err(LaunchRefusal::UncheckedWindow),
         _ => Ok(()),
     }

@@ -42,7 +42,7 @@ fn a_shape_is_refused_for_the_first_limit_that_it_breaks() {
     let heavy = FunctionInfo { registers: 172, max_threads_per_block: 352, ..SMALL };
     let bounded = FunctionInfo { max_threads_per_block: 256, ..SMALL };
     let shared = FunctionInfo { static_shared: 48 << 10, ..SMALL };
-    let table: [(&str, LaunchConfig, FunctionInfo); 21] = [
+    let table: [(&str, LaunchConfig, FunctionInfo); 24] = [
         ("ok", shape(1, 1), SMALL),
         ("ok", shape(100_000, 1024), SMALL),
         ("ok", shape((4, 4, 4), (8, 8, 8)), SMALL),
@@ -56,6 +56,9 @@ fn a_shape_is_refused_for_the_first_limit_that_it_breaks() {
         ("BlockTooLarge", shape(1, u32::MAX), SMALL),
         ("TooManyThreads", shape(1, (64, 64, 1)), SMALL),
         ("TooManyThreads", shape(1, 257), bounded),
+        ("ok", shape(4_194_303, 1024), SMALL),
+        ("TooManyThreadsInGrid", shape(4_194_304, 1024), SMALL),
+        ("TooManyThreadsInGrid", shape((2_147_483_647, 65_535, 65_535), 1024), SMALL),
         ("ok", shape(1, 256), bounded),
         ("TooManyRegisters", shape(1, 512), heavy),
         ("ok", shape(1, 352), heavy),
@@ -167,6 +170,15 @@ fn a_kernel_that_communicates_is_refused_what_would_hang_or_read_another_layout(
     {
         assert_eq!(outcome(check_dev_comm(dev_comm).map(drop)), expected);
     }
+}
+
+#[test]
+fn a_safe_kernel_takes_one_device_communicator() {
+    let comms = [dev_comm(1), dev_comm(1)];
+    let [one, two] = [0, 1].map(|i| ArgInfo { dev_comm: Some(&comms[i]), ..ArgInfo::default() });
+    assert_eq!(outcome(check_safe(one.and(ArgInfo::default()).and(one))), "ok");
+    assert_eq!(outcome(check_safe(one.and(ArgInfo::default()).and(two))), "SeveralDevComms");
+    assert_eq!(outcome(check_safe(two.and(one).and(two))), "SeveralDevComms");
 }
 
 #[test]

@@ -28,6 +28,14 @@ pub enum LaunchRefusal {
         /// The device's limit.
         limit: [u32; 3],
     },
+    /// The grid has 2^32 threads or more, which kernels number by 32 bits.
+    #[error("a grid of {grid} blocks of {block} threads has 2^32 threads or more")]
+    TooManyThreadsInGrid {
+        /// Blocks.
+        grid: Dim3,
+        /// Threads per block.
+        block: Dim3,
+    },
     /// A dimension of the block exceeds the device's limit.
     #[error("a block of {block} is over the GPU's limit of {}x{}x{}", limit[0], limit[1], limit[2])]
     BlockTooLarge {
@@ -176,6 +184,12 @@ pub enum LaunchRefusal {
          kernel could write out of bounds"
     )]
     MixedCommunicators,
+    /// A safe kernel was launched with several device communicators.
+    #[error(
+        "its arguments have several device communicators, of which a launch checks the barriers, \
+         GIN back end and version of the first one only"
+    )]
+    SeveralDevComms,
     /// A safe kernel was launched in another context than that of its arguments' communicator.
     #[error(
         "its windows and its device communicator are of a communicator of another context than the \
