@@ -8,8 +8,9 @@ use cuda_std::prelude::*;
 use devcomm::sim::{Error, Machine, Waiting};
 use devcomm::{DevCommRequirements, GinConnectionType, Simulation};
 use devcomm_testing::simulated::{Gpu, failure, run, simulate, world};
+use nccl_device::gin::Proxy;
 use nccl_device::raw::{self, GinRequest};
-use nccl_device::{DevComm, Window};
+use nccl_device::{Coop, DevComm, Window};
 
 /// Rank 0 puts an element to `peer` at byte `offset`, with signal `id` and counter `counter`.
 #[kernel]
@@ -77,6 +78,30 @@ fn what_a_put_may_not_do_is_reported_when_it_is_posted() {
             report.contains("rank 0 block 0 thread 0 at ") && report.contains("gin_misuse.rs"),
             "{report}"
         );
+    }
+}
+
+/// Rank 0 signals `peer`.
+#[kernel]
+fn signals(comm: DevComm, peer: i32) {
+    let team = comm.world_team();
+    if team.rank == 0 {
+        comm.gin::<Proxy>(0).signal(Coop::thread(), team, peer, comm.signal(0).inc());
+    }
+}
+
+/// The network connects all ranks, but the device communicator's contexts only those of a rail.
+#[test]
+fn a_peer_that_the_contexts_do_not_connect_is_refused_before_nccl_is_called() {
+    for (peer, refused) in [(2, false), (1, true), (3, true)] {
+        let world = world(Simulation::new(4).team_size(2));
+        let result = run(&world, |gpu| {
+            let comm = gpu.dev_comm(full().gin_connection(GinConnectionType::Rail))?;
+            gpu.launch(signals::args(&comm, peer).grid(1).block(1))
+        });
+        let failure = world.simulated_machine().and_then(Machine::failure);
+        let panicked = matches!(failure.as_deref(), Some(Error::Panic { .. }));
+        assert_eq!((result.is_err(), panicked), (refused, refused), "{peer}: {failure:?}");
     }
 }
 

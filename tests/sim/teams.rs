@@ -179,7 +179,7 @@ fn the_device_communicator_is_filled_as_nccl_fills_it() {
         let rail = asked.gin_connection(GinConnectionType::Rail).gin_strong_signals(false);
         let rail = gpu.dev_comm(rail)?;
         let dev = rail.dev_comm()?;
-        assert_eq!((dev.gin_connection_stride, dev.gin_context_stride), (3, 3));
+        assert_eq!((dev.gin_connection_stride, dev.gin_context_stride), (1, 3));
         assert!(!dev.gin_strong_legacy_signals);
         assert_eq!(dev.gin_signal_count, 16 + 3 * 2 + 4 * 2 + 3 * 2);
         Ok(())

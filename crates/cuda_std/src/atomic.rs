@@ -8,7 +8,8 @@
 //! # Safety model
 //!
 //! The operations are safe, as on the host. [`Atomic::from_ptr`], for memory that other code owns
-//! (shared memory, a window), is `unsafe`.
+//! (shared memory, a window), is `unsafe`. A GPU has no atomics on local memory: an [`Atomic`] in
+//! a local variable, which no other thread can see, makes the kernel fail.
 //!
 //! # Example
 //!

@@ -19,6 +19,7 @@
 //! assert_eq!(fold::<i32, _>(|a: i32, b: i32| a.max(-b), &[1, -7, 3]), Some(7));
 //! ```
 
+use core::cmp::Ordering;
 use core::ops::{Add, AddAssign, Mul};
 
 use bytemuck::{Pod, Zeroable};
@@ -221,15 +222,24 @@ impl<T: Accumulate> ReduceOp<T> for Avg {
 }
 
 /// Returns the pair with the larger value or, if these are equal, the smaller index: an operator
-/// for [`warp_reduce`](crate::collective::warp_reduce) and its like. A NaN is never larger.
+/// for [`warp_reduce`](crate::collective::warp_reduce) and its like. A NaN is less than every number and
+/// equal to a NaN, so that the order of the pairs does not matter.
 ///
 /// ```
 /// use cuda_std::reduce::arg_max;
 /// assert_eq!(arg_max((1.5, 7), (2.5, 9)), (2.5, 9));
 /// assert_eq!(arg_max((2.5, 9), (2.5, 7)), (2.5, 7));
+/// assert_eq!(arg_max((f32::NAN, 7), (2.5, 9)), (2.5, 9));
 /// ```
 pub fn arg_max<V: PartialOrd, I: PartialOrd>(a: (V, I), b: (V, I)) -> (V, I) {
-    if b.0 > a.0 || b.0 == a.0 && b.1 < a.1 { b } else { a }
+    let is_number = |value: &V| value.partial_cmp(value).is_some();
+    let is_larger = match b.0.partial_cmp(&a.0) {
+        Some(Ordering::Equal) => b.1 < a.1,
+        Some(order) => order == Ordering::Greater,
+        None if is_number(&a.0) == is_number(&b.0) => b.1 < a.1,
+        None => is_number(&b.0),
+    };
+    if is_larger { b } else { a }
 }
 
 /// The sum of `exp(x - max)` over values `x` and their maximum, in one pass: the denominator of a

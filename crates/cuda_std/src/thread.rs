@@ -85,7 +85,7 @@ special_registers! {
 }
 
 /// Returns the index of the thread in the whole launch, for any number of dimensions: x varies
-/// fastest, threads faster than blocks.
+/// fastest, threads faster than blocks. A launch has fewer than 2^32 threads.
 pub fn index() -> u32 {
     let (grid, block) = (grid_dim(), block_idx());
     let block = (block.z * grid.y + block.y) * grid.x + block.x;

@@ -120,7 +120,9 @@ pub fn kernel_param(input: TokenStream) -> TokenStream {
 /// simulator has one array per block too, but does not check the accesses to it. It does check
 /// accesses to an array of `cuda_std`'s `shared_array!`.
 ///
-/// `global` and `constant` change nothing: every other static is in global memory.
+/// `global` and `constant` change nothing: every other static is in global memory. On a GPU each
+/// file of kernels has a static of its own, for all its launches there; in the simulator one static
+/// is for all files and ranks.
 ///
 /// # Errors
 ///

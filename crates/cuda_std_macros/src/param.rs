@@ -13,10 +13,7 @@ pub fn derive(input: &DeriveInput) -> Result<TokenStream> {
     let Fields::Named(named) = fields else {
         return Err(Error::new_spanned(&input.ident, "KernelParam needs named fields"));
     };
-    if !is_repr_c(input)? {
-        let text = "a launch copies the struct as C lays it out: add #[repr(C)]";
-        return Err(Error::new_spanned(&input.ident, text));
-    }
+    check_layout(input)?;
     let names: Vec<&Ident> = named.named.iter().filter_map(|field| field.ident.as_ref()).collect();
     let types: Vec<&Type> = named.named.iter().map(|field| &field.ty).collect();
     let (ident, vis) = (&input.ident, &input.vis);
@@ -53,7 +50,13 @@ pub fn derive(input: &DeriveInput) -> Result<TokenStream> {
                     <#types as #private::KernelParam>::MEMORY,
                 )
             ),*];
-            const ENTRY: u8 = #private::COPIED;
+            const ENTRY: u8 = {
+                #( assert!(
+                    !<#types as #private::KernelParam>::STAYS,
+                    "a GridConstant is a parameter of its own, not a field of one"
+                ); )*
+                #private::COPIED
+            };
         }
         #host
     })
@@ -101,19 +104,21 @@ fn host_values(
     }
 }
 
-fn is_repr_c(input: &DeriveInput) -> Result<bool> {
-    let mut found = false;
+/// Refuses a struct that is not laid out as the plain struct of its fields' `Abi` is.
+fn check_layout(input: &DeriveInput) -> Result<()> {
+    let mut is_repr_c = false;
     for attr in input.attrs.iter().filter(|attr| attr.path().is_ident("repr")) {
         attr.parse_nested_meta(|meta| {
-            found |= meta.path.is_ident("C");
-            // The argument of `align(..)`, which may stand beside `C`.
-            if meta.input.peek(syn::token::Paren) {
-                let content;
-                syn::parenthesized!(content in meta.input);
-                content.parse::<TokenStream>()?;
+            if !meta.path.is_ident("C") {
+                return Err(meta.error("a kernel's parameter is #[repr(C)] alone"));
             }
+            is_repr_c = true;
             Ok(())
         })?;
     }
-    Ok(found)
+    if is_repr_c {
+        return Ok(());
+    }
+    let text = "a launch copies the struct as C lays it out: add #[repr(C)]";
+    Err(Error::new_spanned(&input.ident, text))
 }

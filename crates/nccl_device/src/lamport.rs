@@ -3,7 +3,7 @@
 //!
 //! A *slot* is 16 bytes of a rank's memory that is [`EMPTY`] until a peer stores a vector there.
 //! The sender replaces a word of the vector that is [`EMPTY`] by 0, which changes at most the sign
-//! of a zero; so a slot with no such word has arrived whole, and all its bytes are payload. No
+//! of a zero in `f32`, `f16` and `bf16`; so a slot with no such word has arrived whole, and all its bytes are payload. No
 //! barrier or fence is needed, since nothing but the message itself is read because of it, and it
 //! takes one-way latency.
 //!

@@ -60,6 +60,13 @@ fn stored_counters() -> *mut u32 {
     shared_array![u32; WORDS]
 }
 
+/// Returns the counter of a warp that sends. Traps unless `warp` is below [`WARPS`].
+#[track_caller]
+fn stored_counter(warp: u32) -> *mut u32 {
+    assert!(warp < WARPS as u32, "there are {WARPS} warps that send");
+    stored_counters().wrapping_add(warp as usize)
+}
+
 /// Returns the counter of the threads that have added all their elements.
 fn ended_counter() -> *mut u32 {
     stored_counters().wrapping_add(WARPS)
@@ -255,19 +262,15 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
     /// [keeps](Self::keep) of its first `tiles` tiles in this launch. One lane calls it, after the
     /// wait for the end of these stores; messages may still be on their way.
     pub fn stored(&self, warp: u32, tiles: u32) {
-        debug_assert!(warp < WARPS as u32);
         // SAFETY: the word is one of the block's, which only this warp writes.
-        unsafe {
-            let stored = stored_counters().add(warp as usize);
-            mem::store_ordered(stored, tiles, Order::Release, Scope::Cta);
-        }
+        unsafe { mem::store_ordered(stored_counter(warp), tiles, Order::Release, Scope::Cta) };
     }
 
     /// Waits until warp `warp` has [stored](Self::stored) more than `tiles` tiles, if parts are
     /// kept. All lanes of a warp call it. The host can abort the wait.
     pub fn wait_stored(&self, warp: u32, tiles: u32) {
         if N == 2 {
-            self.wait_for_word(stored_counters().wrapping_add(warp as usize), tiles);
+            self.wait_for_word(stored_counter(warp), tiles);
         }
     }
 

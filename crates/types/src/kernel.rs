@@ -137,6 +137,10 @@ pub unsafe trait KernelParam: Copy {
     /// caller promises that the elements exist, and that nothing writes them meanwhile.
     const HOLDS_SLICE: bool = false;
 
+    /// Whether the parameter stays in the launch's parameter memory: [`GridConstant`].
+    #[doc(hidden)]
+    const STAYS: bool = false;
+
     /// The memory that the parameter refers to, for the simulator's reports.
     #[doc(hidden)]
     const MEMORY: &'static [MemoryRef] = &[];
@@ -296,6 +300,7 @@ type Kept<T> = T;
 unsafe impl<T: KernelParam<Abi = T> + 'static> KernelParam for GridConstant<T> {
     type Abi = T;
     const HOLDS_SLICE: bool = T::HOLDS_SLICE;
+    const STAYS: bool = true;
     const ENTRY: u8 = if cfg!(target_arch = "nvptx64") { KEPT } else { BY_VALUE };
 }
 

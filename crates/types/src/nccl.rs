@@ -64,7 +64,7 @@ pub struct CftBarrierHandle {
 pub struct LlA2aHandle {
     /// State of the sessions.
     pub buffer: ResourceHandle,
-    /// 8-byte slots per session and peer.
+    /// Slots of 16 bytes in each of a session's two banks.
     pub n_slots: u32,
 }
 

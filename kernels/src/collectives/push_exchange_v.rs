@@ -15,7 +15,7 @@ use crate::prelude::*;
 /// for the message of this rank, and for how many bytes. The kernel traps if the message has
 /// another length, or if the place is in another window or not within the peer's window.
 ///
-/// Grid: any, the same in every rank. Block: at most 512 threads, one-dimensional. Dependent
+/// Grid: any, the same in every rank. Block: whole warps, at most 512 threads, one-dimensional. Dependent
 /// launch: allowed. `longest` is the same in every rank.
 ///
 /// # Safety
@@ -24,7 +24,7 @@ use crate::prelude::*;
 /// number of bytes that each rank has registered in the window `output`. Nothing else accesses
 /// these, or what is received, until the kernel has ended. `flags` has an element for each block
 /// and rank, 0 before the first launch; one launch at a time uses `flags`.
-#[kernel(max_threads = 512, min_blocks = 2)]
+#[kernel(max_threads = 512, min_blocks = 2, requires(block.x.is_multiple_of(32)))]
 pub unsafe fn push_exchange_v(
     comm: DevComm,
     input: *const u8,

@@ -60,7 +60,9 @@ impl FusedProduct {
             map(b, columns, terms, HALF)?,
             map(&c, rows, columns, STORE_M)?,
         ];
-        let blocks = rank.context().limits().multiprocessors / CLUSTER * CLUSTER;
+        // The ranks' grids are equal, also if their GPUs differ.
+        let gpus = rank.all_gather(&[rank.context().limits().multiprocessors])?.concat();
+        let blocks = gpus.into_iter().min().unwrap_or_default() / CLUSTER * CLUSTER;
         Ok(Self { dev, memory, blocks, maps, shape, c })
     }
 

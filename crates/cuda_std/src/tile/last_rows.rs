@@ -21,6 +21,8 @@ pub trait StoresRows {
     type Place: Copy;
 
     /// Whether the kernel needs to learn what is [`stored`](Self::stored): in a third interlude.
+    /// Then [`store`](Self::store) stores by TMA alone, and ends with a bulk group of messages,
+    /// which may be empty: the report waits for all groups but the last one.
     const REPORTS: bool = false;
 
     /// Returns one of the warp's two parts in shared memory.

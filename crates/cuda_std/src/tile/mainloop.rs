@@ -145,10 +145,12 @@ pub unsafe trait Mainloop {
     /// The number of calls of [`interlude`](Self::interlude) in a tile, at most 3.
     const INTERLUDES: u32 = 0;
 
-    /// Returns the number of the pipeline's stages, at most [`MAX_STAGES`].
+    /// Returns the number of the pipeline's stages, at most [`MAX_STAGES`]. There are at least two,
+    /// unless it [`COMPLETES`](Self::COMPLETES): a stage is released in the next step.
     fn stages(&self) -> u32;
 
-    /// Returns the order of the block's tiles. Each thread calls it once.
+    /// Returns the order of the block's tiles. Each computing thread and the first lane of each loading
+    /// warp call it once.
     fn schedule(&self) -> Self::Schedule;
 
     /// Returns the number of arrivals that release a stage.
@@ -257,8 +259,8 @@ pub unsafe trait Mainloop {
     ///
     /// All threads of the one-dimensional block call this, once: those of
     /// [`COMPUTING`](Self::COMPUTING) warpgroups and of one more, in whole clusters of
-    /// [`CLUSTER`](Self::CLUSTER) blocks. The kernel's `max_threads` is at least their number. The
-    /// kernel may access what the methods access.
+    /// [`CLUSTER`](Self::CLUSTER) blocks. The kernel's `max_threads` is their number, by which the
+    /// launch divides the registers. The kernel may access what the methods access.
     unsafe fn run(&self) {
         const {
             let threads = (Self::COMPUTING + 1) * WARPGROUP;
@@ -275,6 +277,7 @@ pub unsafe trait Mainloop {
         let barriers = shared_array![u64; Pipeline::words(MAX_STAGES)];
         // SAFETY: only this pipeline uses the words; it is initialised first.
         let pipeline = unsafe { Pipeline::at(barriers, self.stages()) };
+        debug_assert!((2 - u32::from(Self::COMPLETES)..=MAX_STAGES).contains(&self.stages()));
         let thread = thread::thread_idx_x();
         let warp = thread / warp::WARP_SIZE;
         if thread == 0 {

@@ -145,9 +145,7 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         if path == Path::LsaThenRail {
             return self.rail();
         }
-        let raw = self.gin.comm().as_raw();
-        // The stride is not 0, since there is a context; the compiler need not test it then.
-        let stride = (raw.gin_context_stride as i32).max(1);
+        let (raw, stride) = (self.gin.comm().as_raw(), self.gin.comm().gin_stride());
         let connected = Team { n_ranks: raw.n_ranks / stride, rank: raw.rank / stride, stride };
         // SAFETY: the handle is the device communicator's, for the ranks that its contexts connect.
         unsafe { GinBarriers::new(self.gin, connected, raw.hybrid_dense_gin_barrier) }

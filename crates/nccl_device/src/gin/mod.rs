@@ -167,8 +167,10 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     }
 
     /// Returns context `index` of the same device communicator, which the caller knows to exist.
+    /// The promise of [`shared_by`](Self::shared_by) is not about other contexts.
     pub(crate) fn with_index(self, index: u32) -> Self {
-        Self { index, ..self }
+        let sharing = if index == self.index { self.sharing } else { ResourceSharing::Gpu };
+        Self { index, sharing, ..self }
     }
 
     pub(crate) fn context(&self) -> Context<'a> {

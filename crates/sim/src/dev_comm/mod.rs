@@ -176,8 +176,9 @@ pub(crate) fn make(
             comm.gin_counter_count = gin.counters;
             comm.gin_signal_shadows = at(rank, gin.shadows).cast();
             comm.gin_context_count = gin.contexts;
-            comm.gin_connection_stride = gin.stride;
-            comm.gin_connection_stride_rcp32 = reciprocal(gin.stride as usize);
+            let connected = if config.has_rails_only { lsa_ranks } else { 1 };
+            comm.gin_connection_stride = connected as u32;
+            comm.gin_connection_stride_rcp32 = reciprocal(connected);
             comm.gin_context_stride = gin.stride;
             comm.gin_strong_legacy_signals = config.gin_strong_signals;
             comm.hybrid_rail_gin_barrier = plan.hybrid_rail_gin_barrier;

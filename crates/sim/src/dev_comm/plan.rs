@@ -24,6 +24,8 @@ pub(crate) struct DevCommConfig {
     pub(crate) rail_gin_barriers: u32,
     pub(crate) world_gin_barriers: u32,
     pub(crate) gin_connection: GinConnectionType,
+    /// Whether the network connects only the ranks of a rail.
+    pub(crate) has_rails_only: bool,
     pub(crate) gin_custom_stride: u32,
     pub(crate) gin_contexts: u32,
     pub(crate) gin_signals: u32,

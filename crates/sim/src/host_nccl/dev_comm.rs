@@ -164,6 +164,7 @@ impl Creation {
             rail_gin_barriers: count(raw.rail_gin_barrier_count, "rail GIN barriers")?,
             world_gin_barriers: count(raw.world_gin_barrier_count, "world GIN barriers")?,
             gin_connection,
+            has_rails_only: cx.core.simulation().network == GinConnectionType::Rail,
             gin_custom_stride: count(raw.gin_custom_stride, "as custom stride")?,
             gin_contexts: count(raw.gin_context_count, "GIN contexts")?,
             gin_signals: count(raw.gin_signal_count, "signals")?,

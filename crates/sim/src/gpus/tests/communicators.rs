@@ -35,6 +35,7 @@ const CONFIG: DevCommConfig = DevCommConfig {
     rail_gin_barriers: 0,
     world_gin_barriers: 0,
     gin_connection: GinConnectionType::Full,
+    has_rails_only: false,
     gin_custom_stride: 1,
     gin_contexts: 4,
     gin_signals: 1,
