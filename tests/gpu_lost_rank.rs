@@ -180,7 +180,7 @@ fn lose_once(
     let named = |signal| error.contains(&format!("rank {} ", job.victim)) && error.contains(signal);
     assert!(signal.is_none_or(named), "round {round}: {error}");
     let lost = job.lost(round);
-    let known = job.require_reports(round, lost);
+    let known = job.require_reports(round, lost, &error);
     let ended = after(lost, ended);
     assert!(ended < DEADLINE + END, "round {round}: the job ended after {ended:?}");
     job.require_no_process_left();
@@ -262,13 +262,13 @@ impl Job {
 
     /// Checks that every survivor's wait ended within the deadline, with an error that names the
     /// victim. Returns the longest of these waits.
-    fn require_reports(&self, round: usize, lost: u64) -> Duration {
+    fn require_reports(&self, round: usize, lost: u64, job: &str) -> Duration {
         let victim = self.victim;
         let mut longest = Duration::ZERO;
         for rank in (0..self.n_ranks).filter(|rank| *rank != victim) {
             let report = self.report(rank);
-            let report =
-                report.unwrap_or_else(|| panic!("round {round}: rank {rank} reported no error"));
+            let report = report
+                .unwrap_or_else(|| panic!("round {round}: rank {rank} reported no error: {job}"));
             let (at, error) = report.split_once(' ').unwrap();
             let after = after(lost, at.parse().unwrap());
             assert!(after < DEADLINE, "round {round}: rank {rank} returned after {after:?}");
