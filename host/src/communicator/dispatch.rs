@@ -223,14 +223,14 @@ impl Communicator {
         if compares {
             self.compare(&description)?;
         }
-        let _enqueue = self.context().begin_enqueue()?;
+        let enqueue = stream.begin_enqueue(call.operation)?;
         uses.require_open(self.rank())?;
         let entered = self.inner.handle.enter(&[Status::Live])?;
         entered.require_ready(call.operation)?;
         let in_progress = self.context().recorder().begin(Operation::Nccl(description.into()));
         entered.perform(call)?;
         drop((in_progress, entered));
-        stream.register_operation(&self.owner(), uses.kept());
+        stream.register_operation(&enqueue, &self.owner(), uses.kept());
         Ok(())
     }
 

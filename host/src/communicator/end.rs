@@ -234,9 +234,9 @@ impl Inner {
     pub(super) fn close_resources(&self) -> Result<()> {
         self.context.free_postponed();
         let mut result = Ok(());
-        // Newest first: a resource may use an older one.
-        let resources = std::mem::take(&mut *self.resources.lock());
-        for tracked in resources.into_iter().rev() {
+        // Newest first: a resource may use an older one. What a graph has held comes last.
+        let next = || self.resources.lock().pop();
+        while let Some(tracked) = next() {
             let closed = tracked.open().map_or(Ok(()), |object| object.close());
             match &result {
                 Ok(()) => result = closed,

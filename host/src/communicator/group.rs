@@ -16,9 +16,9 @@ use super::abort::start_abort_and_log;
 use super::dispatch::Uses;
 use super::handle::{Handle, Status};
 use super::watched::watched;
+use crate::device::Stream;
 use crate::device::in_group::{add_deferred, refuse_inside, set_deferred, set_open};
 use crate::device::recorder::Operation;
-use crate::device::{Context, Stream};
 use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::batch::{BatchedCall, make_all};
 use crate::sys::nccl::call::{Call, Out};
@@ -249,14 +249,10 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
     let mut handles: Vec<Arc<Handle>> = Vec::new();
     let mut rest = Vec::with_capacity(deferred.len());
     let mut batch = Vec::with_capacity(deferred.len());
-    let mut contexts: Vec<Context> = Vec::new();
     for DeferredCall { communicator, call, stream, uses, state, .. } in deferred {
         let handle = communicator.handle();
         if !handles.iter().any(|other| Arc::ptr_eq(other, handle)) {
             handles.push(Arc::clone(handle));
-        }
-        if !contexts.iter().any(|other| other.is(communicator.context())) {
-            contexts.push(communicator.context().clone());
         }
         let binder = communicator.context().cuda().binder();
         batch.push(BatchedCall { call, binder, rank: handle.rank() });
@@ -297,7 +293,13 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
         };
         entered.iter().fold(result, |result, entered| entered.or_aborted(result))
     };
-    let begun = || contexts.iter().map(Context::begin_enqueue).collect::<Result<Vec<_>>>();
+    let begun = || {
+        let begin = rest.iter().map(|(communicator, stream, ..)| match stream {
+            Some(stream) => stream.begin_enqueue(END),
+            None => communicator.context().begin_enqueue(),
+        });
+        begin.collect::<Result<Vec<_>>>()
+    };
     let (mut result, enqueues) = match compared.and_then(|()| begun()) {
         Ok(enqueues) => (run(), enqueues),
         Err(error) => (Err(error), Vec::new()),
@@ -307,10 +309,13 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
         let mut all = rest.iter().map(|(communicator, ..)| communicator);
         result = result.and_then(|()| all.try_for_each(|comm| comm.wait_until_ready(END)));
     }
-    for (communicator, stream, uses, state) in &rest {
+    for (.., state) in &rest {
         state.set(if result.is_ok() { CallState::Made } else { CallState::Failed });
-        if let (Ok(()), Some(stream), true) = (&result, stream, launched) {
-            stream.register_operation(&communicator.owner(), uses.kept());
+    }
+    if result.is_ok() && launched {
+        for ((communicator, stream, uses, _), enqueue) in rest.iter().zip(&enqueues) {
+            let Some(stream) = stream else { continue };
+            stream.register_operation(enqueue, &communicator.owner(), uses.kept());
         }
     }
     // These are dropped before `rest`, whose drop may wait for a thread that ends an object and

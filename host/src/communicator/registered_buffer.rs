@@ -11,7 +11,7 @@ use super::handle::{Handle, Status};
 use super::window::allocation_of;
 use crate::device::in_group::refuse_inside;
 use crate::device::issuer::Resource;
-use crate::device::{Buffer, Context, KeepAlive, Lifecycle};
+use crate::device::{Buffer, Context, CreationTime, KeepAlive, Lifecycle};
 use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
@@ -52,6 +52,7 @@ struct Inner {
     context: Context,
     /// Keeps the memory allocated; `None` for memory that the program frees itself.
     memory: Mutex<Option<KeepAlive>>,
+    created_at: CreationTime,
 }
 
 impl Communicator {
@@ -118,6 +119,7 @@ impl Communicator {
             communicator: Arc::clone(self.handle()),
             context: self.context().clone(),
             memory: Mutex::new(memory),
+            created_at: self.context().creation_time(),
         });
         // A deferred call keeps `inner` alive: until the call is made, the registration cannot be
         // ended and the memory cannot be freed.
@@ -153,8 +155,11 @@ impl RegisteredBuffer {
         self.inner.handle().is_ok()
     }
 
-    /// Ends the registration, after waiting for this rank's streams, and releases the memory.
-    /// Idempotent.
+    /// Ends the registration and releases the memory, after waiting for this rank's streams or, if
+    /// a graph may use the registration, with that graph. Idempotent.
+    ///
+    /// The registration of memory that the program frees itself ends at once: graphs that may use
+    /// it must not be launched any more.
     ///
     /// NCCL: `ncclCommDeregister`.
     ///
@@ -164,7 +169,7 @@ impl RegisteredBuffer {
     /// [`Error::Nccl`].
     pub fn close(&self) -> Result<()> {
         refuse_inside("the end of a registration")?;
-        self.inner.close()
+        self.inner.close_for_user()
     }
 }
 
@@ -200,6 +205,41 @@ impl Inner {
                     .into())
             }
             _ => Err(StateError::Closed { what: self.name(), rank }.into()),
+        }
+    }
+
+    /// Closes it; if a graph may use it, the registration ends with the graph.
+    fn close_for_user(&self) -> Result<()> {
+        self.communicator.refuse_suspended()?;
+        let Some(ending) = self.life.begin_end(&self.context)? else { return Ok(()) };
+        let mut is_held = false;
+        if self.handle_if_registered().is_ok() && self.memory.lock().is_some() {
+            self.context.refuse_capturing("a registration is ended")?;
+            self.context.hold(self.created_at, || {
+                is_held = true;
+                self.held()
+            });
+        }
+        if is_held {
+            ending.done();
+            return Ok(());
+        }
+        drop(ending);
+        self.close()
+    }
+
+    /// Returns the same registration, for a graph, with the memory.
+    fn held(&self) -> Self {
+        Self {
+            is_owned: false,
+            handle: self.handle.clone(),
+            state: self.state.clone(),
+            life: Lifecycle::default(),
+            bytes: self.bytes,
+            communicator: Arc::clone(&self.communicator),
+            context: self.context.clone(),
+            memory: Mutex::new(self.memory.lock().take()),
+            created_at: self.created_at,
         }
     }
 }
@@ -253,7 +293,15 @@ impl Drop for Inner {
         }
         // An owned buffer is still registered only if its communicator could not end it.
         let ends = !self.is_owned && self.communicator.refuse_suspended().is_ok();
-        if !ends || !self.context.can_free("a registration") {
+        // Memory that the program frees itself may be freed after this drop, so that its
+        // registration is not kept for a graph or for later.
+        let has_memory = self.memory.get_mut().is_some();
+        let what = "a registration";
+        let can_free = || match has_memory {
+            true => self.context.can_free_or_hold(what, self.created_at, || self.held()),
+            false => self.context.can_free(what),
+        };
+        if !ends || !can_free() {
             std::mem::forget(self.memory.lock().take());
         } else if let Err(error) = self.close() {
             tracing::warn!("{error}");

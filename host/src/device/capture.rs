@@ -9,6 +9,8 @@ use super::order::LastOperations;
 /// What the operations captured so far use.
 #[derive(Default)]
 pub(crate) struct Capture {
+    /// The driver's number of the capture, once it has begun.
+    pub(super) id: Option<u64>,
     pub(super) owners: Vec<Arc<dyn Owner>>,
     pub(super) kept: Vec<KeepAlive>,
     /// One entry per device communicator: its flag, and the first kernel launched with it.

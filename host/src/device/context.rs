@@ -13,7 +13,7 @@ use super::enqueues::Enqueues;
 use super::health::Health;
 use super::holds::Holds;
 use super::idle::{Failure, Stuck};
-use super::issuer::{Issuer, KeepAlive, Owner};
+use super::issuer::Issuer;
 use super::kernels::Modules;
 use super::launch::DeviceLimits;
 use super::order::Orders;
@@ -213,6 +213,7 @@ impl Context {
     /// Forgets a stream that is idle, or that nothing waits for any more.
     pub(super) fn remove_stream(&self, stream: &Arc<StreamInner>) {
         self.inner.streams.lock().retain(|other| !Arc::ptr_eq(other, stream));
+        self.forget_stream(stream);
     }
 
     /// Returns the tensor map with which TMA copies a matrix, for kernels that take a
@@ -339,18 +340,6 @@ impl Context {
 
     pub(super) fn enqueues(&self) -> &Enqueues {
         &self.inner.enqueues
-    }
-
-    /// Moves `kept`, the objects that an operation uses, to the capture in progress. Returns `kept`
-    /// when there is none.
-    pub(crate) fn move_to_capture(
-        &self,
-        owner: &Arc<dyn Owner>,
-        kept: Vec<KeepAlive>,
-    ) -> Option<Vec<KeepAlive>> {
-        let mut kept = Some(kept);
-        self.with_capture(|capture| capture.add(owner, kept.take().unwrap_or_default()));
-        kept
     }
 
     /// Returns the abort flag of a device communicator of this context.

@@ -8,11 +8,11 @@
 
 use devcomm_types::Element;
 
-use super::enqueues::Enqueue;
+use super::enqueues::{Enqueue, Target};
 use super::pinned::PinnedBuffer;
 use super::slice::{Buffer, DeviceSlice, bytes_of, bytes_of_mut};
 use super::stream::Stream;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StateError};
 use crate::sys::cuda::stream::StreamHandle;
 
 impl Stream {
@@ -128,7 +128,10 @@ impl Stream {
             return Err(Error::invalid("the pinned memory is of another context than the stream"));
         }
         self.context().refuse_capturing("host memory is copied")?;
-        let (handle, _enqueue) = self.checked_handle(&[memory])?;
+        let (handle, enqueue) = self.checked_handle(&[memory])?;
+        if enqueue.target != Target::Gpu {
+            return Err(StateError::Capturing { what: "host memory is copied" }.into());
+        }
         let event = self.context().event_without_timing()?;
         copy(handle)?;
         let recorded = self.record(&event);
@@ -216,9 +219,10 @@ impl Stream {
         context.check_health()?;
         let enqueue = self.begin_enqueue("a copy or fill")?;
         context.cuda().bind()?;
-        context.with_capture(|capture| {
-            capture.kept.extend(memory.iter().filter_map(|memory| memory.keep_alive()));
-        });
+        if enqueue.target == Target::Graph {
+            let kept = memory.iter().filter_map(|memory| memory.keep_alive());
+            context.with_capture(|capture| capture.kept.extend(kept));
+        }
         Ok((self.handle(), enqueue))
     }
 

@@ -35,10 +35,21 @@ struct State {
     capture: Option<(ThreadId, Capture)>,
 }
 
+/// Where the work of a stream goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    Gpu,
+    /// The graph that this thread captures.
+    Graph,
+    /// The graph of another library's capture, with this number.
+    ForeignGraph(u64),
+}
+
 /// Guard of a call that enqueues work.
 pub(crate) struct Enqueue<'a> {
     context: &'a Context,
     number: u64,
+    pub(super) target: Target,
 }
 
 impl Context {
@@ -63,13 +74,15 @@ impl Context {
     pub(super) fn begin_query(&self) -> Result<Enqueue<'_>> {
         let own = thread::current().id();
         let mut state = self.enqueues().state.lock();
-        if state.capture.as_ref().is_some_and(|(thread, _)| *thread != own) {
+        let is_others = state.capture.as_ref().is_some_and(|(thread, _)| *thread != own);
+        // A capture waits for calls that have begun before it, with all that they do.
+        if is_others && !state.running.iter().any(|(_, thread)| *thread == own) {
             return Err(StateError::Capturing { what: "another thread uses the GPU" }.into());
         }
         let number = state.count;
         state.count += 1;
         state.running.push((number, own));
-        Ok(Enqueue { context: self, number })
+        Ok(Enqueue { context: self, number, target: Target::Gpu })
     }
 
     /// Waits until the calls that other threads have begun before this one have returned.

@@ -95,7 +95,7 @@ impl Event {
             }
             Ok(reached)
         });
-        waited.inspect_err(|error| context.failure().mark_reported(error))
+        waited.inspect_err(|error| context.mark_reported(error))
     }
 
     /// Returns the driver's handle (`CUevent`, which is `cudaEvent_t`).

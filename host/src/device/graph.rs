@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::abort::AbortFlag;
 use super::capture::Capture;
 use super::context::Context;
-use super::holds::Hold;
+use super::holds::OwnHold;
 use super::in_group::refuse_inside;
 use super::issuer::{Issuer, KeepAlive, Owner, Resource};
 use super::lifecycle::Lifecycle;
@@ -22,10 +22,11 @@ use crate::sys::cuda::graph::{GraphExecHandle, GraphHandle};
 /// Work that was captured from a stream: collectives, copies, fills, kernel launches, events.
 ///
 /// Made by [`Stream::capture`]. It keeps alive the memory, windows and operators that captured
-/// operations use. If it has kernels, it keeps all memory, windows, device communicators and kernel
-/// modules of its context that existed at the end of the capture: those that are dropped later are
-/// freed after the graph. It is closed when the first of the communicators whose operations it
-/// contains ends.
+/// operations use. If it has kernels or operations of NCCL, it keeps all memory, windows,
+/// registered buffers, device communicators and kernel modules of its context that existed at the
+/// end of the capture: those that are dropped later, and registrations that are closed later, end
+/// after the graph. It is closed when the first of the communicators whose operations it contains
+/// ends.
 ///
 /// It can move to another thread, but is not `Sync`: CUDA allows one thread at a time to use a
 /// graph.
@@ -68,16 +69,17 @@ struct Exec {
     kernel_communicators: Vec<Arc<dyn Issuer>>,
     /// The objects whose operations it has, for the order of its launches.
     orders: Vec<Arc<order::Inner>>,
-    /// What its kernels may use.
-    hold: Option<Arc<Hold>>,
     _owners: Vec<Arc<dyn Owner>>,
     /// The memory, windows and operators that the operations use.
     _kept: Vec<KeepAlive>,
+    /// What its kernels and operations of NCCL may use besides.
+    _hold: Option<OwnHold>,
 }
 
 impl Stream {
     /// Captures the work that `f` enqueues to this stream, and to streams that wait for its events,
-    /// instead of running it. All ranks must capture the same operations.
+    /// instead of running it. All ranks must capture the same operations. Work that `f` enqueues to
+    /// other streams runs as usual.
     ///
     /// During the capture, waits, copies from or to the host, allocations, registrations and
     /// launches of graphs on this rank's GPU fail with [`StateError::Capturing`].
@@ -113,6 +115,8 @@ impl OpenCapture<'_> {
         self.stream.context().cuda().bind()?;
         self.stream.handle().begin_capture()?;
         self.has_begun = true;
+        let id = self.stream.handle().capture()?.map(|capture| capture.id);
+        self.stream.context().with_capture(|capture| capture.id = id);
         Ok(self)
     }
 
@@ -122,12 +126,12 @@ impl OpenCapture<'_> {
         // If this fails, the capture has ended too.
         self.has_begun = false;
         let graph = self.stream.handle().end_capture()?;
+        let hold = context.begin_hold();
         let capture = context.end_capture();
         std::mem::forget(self);
         let (len, handle) = (graph.len()?, graph.instantiate()?);
-        let Capture { owners, kept, kernels, kernel_communicators, launches, last_operations } =
-            capture;
-        let hold = launches.then(|| context.begin_hold());
+        let Capture { owners, kept, kernels, kernel_communicators, launches, .. } = capture;
+        let holds = launches || !owners.is_empty();
         let communicators = owners.iter().map(|owner| owner.issuer()).collect();
         let exec = Exec {
             handle,
@@ -135,10 +139,10 @@ impl OpenCapture<'_> {
             communicators,
             kernels,
             kernel_communicators,
-            orders: last_operations.objects(),
-            hold,
+            orders: capture.last_operations.objects(),
             _owners: owners.clone(),
             _kept: kept,
+            _hold: holds.then_some(hold),
         };
         let (life, exec) = (Lifecycle::default(), Mutex::new(Some(exec)));
         let inner = Arc::new(Inner { life, exec, context: context.clone(), len });
@@ -177,7 +181,7 @@ impl Graph {
         // A graph that is being captured would not keep what this one uses.
         context.refuse_capturing("a graph is launched")?;
         context.check_health()?;
-        let _enqueue = stream.begin_enqueue("the launch of a graph")?;
+        let enqueue = stream.begin_enqueue("the launch of a graph")?;
         let exec = self.inner.exec.lock();
         let exec = exec.as_ref().filter(|_| self.inner.is_open());
         // For the message; 0 outside of a world.
@@ -205,12 +209,12 @@ impl Graph {
         // SAFETY: `exec` keeps the memory and communicators of its operations, and its hold those
         // that kernels may use; other arguments are the contract of the captured launches.
         unsafe { exec.handle.launch(stream.handle()) }
-            .inspect_err(|error| stream.context().failure().mark_reported(error))?;
+            .inspect_err(|error| stream.context().mark_reported(error))?;
         for communicator in &exec.communicators {
             stream.register_communicator(Arc::clone(communicator));
         }
         for (kernel, flag) in &exec.kernels {
-            stream.register_launch(kernel, None, Some(Arc::clone(flag)))?;
+            stream.register_launch(&enqueue, kernel, None, Some(Arc::clone(flag)));
         }
         Ok(())
     }
@@ -266,12 +270,8 @@ impl Inner {
     /// Destroys the executable graph, and then drops what it has held. The streams are idle.
     fn drop_exec(&self) {
         self.context.bind_to_free();
-        let Some(mut exec) = self.exec.lock().take() else { return };
-        let hold = exec.hold.take();
+        let exec = self.exec.lock().take();
         drop(exec);
-        if let Some(hold) = hold {
-            self.context.end_hold(&hold);
-        }
     }
 }
 

@@ -1,9 +1,10 @@
 //! Objects that graphs may still use, which are freed after the graphs.
 //!
-//! The arguments of a captured kernel are bytes: it is not known what they refer to. So a graph
-//! with kernels holds whatever existed when it was captured and is dropped later: memory, windows,
-//! device communicators and kernel modules are freed after the graph. What was made after the
-//! capture is freed as usual.
+//! The arguments of a captured kernel are bytes: it is not known what they refer to. Nor is it
+//! known which registrations of memory an operation of NCCL uses. So a graph with kernels or
+//! operations of NCCL holds whatever existed when it was captured and is dropped later: memory,
+//! windows, registered buffers, device communicators and kernel modules are freed after the graph.
+//! What was made after the capture is freed as usual.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use crate::sys::cuda::graph::CaptureInfo;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CreationTime(u64);
 
-/// The graphs of a context that have kernels.
+/// The graphs of a context that hold objects.
 #[derive(Default)]
 pub(super) struct Holds {
     creations: AtomicU64,
@@ -43,6 +44,19 @@ pub(super) struct Hold {
 impl Hold {
     fn new(captured: CreationTime) -> Self {
         Self { captured, is_over: false.into(), held: Mutex::default() }
+    }
+}
+
+/// Owned by a graph of this crate: its drop ends the hold, and drops what it held.
+pub(super) struct OwnHold {
+    hold: Arc<Hold>,
+    context: Context,
+}
+
+impl Drop for OwnHold {
+    fn drop(&mut self) {
+        self.hold.is_over.store(true, Ordering::Release);
+        self.context.free_held();
     }
 }
 
@@ -76,11 +90,12 @@ impl Context {
         self.holds().is_shared.load(Ordering::Relaxed)
     }
 
-    /// Begins a hold for a graph that has been captured.
-    pub(super) fn begin_hold(&self) -> Arc<Hold> {
+    /// Begins a hold for a graph that has been captured, while the context still captures: other
+    /// threads free nothing then.
+    pub(super) fn begin_hold(&self) -> OwnHold {
         let hold = Arc::new(Hold::new(self.creation_time()));
         self.holds().live.lock().push(Arc::clone(&hold));
-        hold
+        OwnHold { hold, context: self.clone() }
     }
 
     /// Begins a hold for the graph of a capture by another library, if it has none. The graph may
@@ -95,12 +110,6 @@ impl Context {
         self.holds().live.lock().push(hold);
         *last = Some(capture.id);
         Ok(())
-    }
-
-    /// Ends a hold: what it held is dropped.
-    pub(super) fn end_hold(&self, hold: &Hold) {
-        hold.is_over.store(true, Ordering::Release);
-        self.free_held();
     }
 
     /// Drops what destroyed graphs held.
@@ -124,7 +133,8 @@ impl Context {
     /// there is one.
     pub(crate) fn hold<T: Any + Send>(&self, created_at: CreationTime, moved: impl FnOnce() -> T) {
         if let Some(holder) = self.holder(created_at) {
-            holder.held.lock().push(Box::new(moved()));
+            let moved = Box::new(moved());
+            holder.held.lock().push(moved);
         }
     }
 

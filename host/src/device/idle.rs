@@ -61,16 +61,9 @@ impl Failure {
         self.has_happened.load(Ordering::Acquire)
     }
 
-    /// Returns whether it is an error of work on the GPU.
+    /// Returns whether the error of a query is one of work on the GPU.
     fn is_gpu_failure(error: &Error) -> bool {
         matches!(error, Error::Driver(_) | Error::State(StateError::Deadlock { .. }))
-    }
-
-    /// Records that a wait or a launch returns `error`.
-    pub(super) fn mark_reported(&self, error: &Error) {
-        if Self::is_gpu_failure(error) {
-            self.is_reported.store(true, Ordering::Relaxed);
-        }
     }
 }
 
@@ -95,6 +88,18 @@ impl Context {
             }
             // The work is not done, or a rank is lost: the destructors handle both.
             _ => Ok(()),
+        }
+    }
+
+    /// Records that a wait or a launch returns `error`, if it is one of work on the GPU.
+    pub(super) fn mark_reported(&self, error: &Error) {
+        let is_of_work = match error {
+            // The call itself may have failed: only a query tells.
+            Error::Driver(_) => self.streams().iter().any(|stream| stream.failure().is_some()),
+            _ => Failure::is_gpu_failure(error),
+        };
+        if is_of_work {
+            self.failure().is_reported.store(true, Ordering::Relaxed);
         }
     }
 
@@ -248,7 +253,7 @@ impl StreamInner {
                 Err(self.context.prefer_cause(error))
             }
             Err(mut error) => {
-                self.context.failure().mark_reported(&error);
+                self.context.mark_reported(&error);
                 if let Error::State(StateError::Deadlock { report }) = &mut error {
                     *report += &order_of_calls(&self.context.objects_in_progress());
                 }
@@ -320,17 +325,31 @@ impl StreamInner {
         Wakes::Idle(self.handle.raw())
     }
 
-    fn is_idle(&self) -> Result<bool> {
+    /// Returns whether another library, or this thread, may capture the stream.
+    pub(super) fn may_be_captured(&self) -> bool {
+        self.context.is_capturing() || self.context.shares_handles()
+    }
+
+    /// Returns whether all work that the driver has is done.
+    pub(super) fn is_idle(&self) -> Result<bool> {
         let _query = self.context.begin_query()?;
+        // A query would invalidate the capture.
+        if self.may_be_captured() && self.handle.refuses_queries() {
+            return Err(StateError::Capturing { what: "a stream is waited for" }.into());
+        }
         // Errors here are sticky: no work of this CUDA context can run or finish any more.
         let failure = self.context.failure();
         self.handle.is_idle().inspect_err(|_| failure.has_happened.store(true, Ordering::Release))
     }
 
+    /// Returns whether work of the stream may not be done.
+    pub(super) fn may_run(&self) -> bool {
+        !(self.is_all_enqueued().unwrap_or(false) && self.is_idle().unwrap_or(false))
+    }
+
     /// Returns the driver's error, if a kernel of the stream's context has failed.
     pub(super) fn failure(&self) -> Option<Error> {
-        let _query = self.context.begin_query().ok()?;
-        self.handle.is_idle().err()
+        self.is_idle().err().filter(Failure::is_gpu_failure)
     }
 
     /// Returns the result of a wait for the stream, which was idle after `registered`

@@ -1,15 +1,16 @@
 //! The order of operations on a GPU that must not run at the same time.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{self, ThreadId};
 
 use parking_lot::Mutex;
 
 use super::context::Context;
+use super::enqueues::Target;
 use super::event::Event;
 use super::in_group::refuse_before_deferred;
-use super::stream::Stream;
+use super::stream::{Stream, StreamInner};
 use crate::error::{Error, Result, StateError};
 use crate::machine::Wakes;
 use crate::sys::cuda::RawStream;
@@ -118,7 +119,10 @@ pub(super) struct LastOperations(Vec<LastOperation>);
 
 struct LastOperation {
     order: Arc<Inner>,
-    stream: Stream,
+    /// The stream's handle. Several [`Stream`]s may have it.
+    raw: usize,
+    /// The stream, unless the operation has ended: the last handle of a stream waits for its work.
+    stream: Weak<StreamInner>,
     /// The number of turns that had ended before the operation.
     turn: u64,
     /// Recorded after the operation, if `is_recorded`.
@@ -204,7 +208,7 @@ impl StreamOrder {
     /// Begins in the usual case: nothing is captured, no thread has a turn, and the only earlier
     /// operation is one of this object on the same stream.
     fn begin_again(&self, stream: &Stream) -> Result<Option<Turn<'_>>> {
-        if self.context.is_capturing() || stream.foreign_capture()?.is_some() {
+        if self.context.is_capturing() || stream.target()? != Target::Gpu {
             return Ok(None);
         }
         let mut state = self.context.orders().0.lock();
@@ -223,10 +227,16 @@ impl Drop for StreamOrder {
     fn drop(&mut self) {
         let mut state = self.context.orders().0.lock();
         state.parts -= u64::from(self.inner.part);
-        let removed = state.eager.remove(&self.inner);
+        let removed = state.lists().map(|last| last.remove(&self.inner)).collect::<Vec<_>>();
         drop(state);
-        // The lock is released first: this may drop a stream.
+        // The lock is released first: this may drop an event.
         drop(removed);
+    }
+}
+
+impl State {
+    fn lists(&mut self) -> impl Iterator<Item = &mut LastOperations> {
+        std::iter::once(&mut self.eager).chain(self.foreign.iter_mut().map(|(_, last)| last))
     }
 }
 
@@ -269,10 +279,19 @@ impl Context {
 
     /// Forgets the operations on the stream of the turns before `turns`, which have ended.
     pub(super) fn forget_ended(&self, stream: RawStream, turns: u64) {
-        let has_ended =
-            |used: &mut LastOperation| used.turn < turns && used.stream.handle().raw() == stream;
+        let has_ended = |used: &mut LastOperation| used.turn < turns && used.raw == stream as usize;
         let ended: Vec<_> = self.orders().0.lock().eager.0.extract_if(.., has_ended).collect();
-        // The lock is released first: this may drop a stream.
+        // The lock is released first: this may drop an event.
+        drop(ended);
+    }
+
+    /// Forgets the operations on a stream that is idle, and not used again.
+    pub(super) fn forget_stream(&self, stream: &Arc<StreamInner>) {
+        let is_on = |used: &mut LastOperation| used.stream.as_ptr() == Arc::as_ptr(stream);
+        let mut state = self.orders().0.lock();
+        let ended: Vec<_> = state.lists().flat_map(|last| last.0.extract_if(.., is_on)).collect();
+        drop(state);
+        // The lock is released first: this may drop an event.
         drop(ended);
     }
 
@@ -282,10 +301,12 @@ impl Context {
         let state = self.orders().0.lock();
         let waiting = state.eager.0.iter().filter(|used| used.order.part > 0);
         let waiting: Vec<_> =
-            waiting.map(|used| (used.order.object(), used.stream.clone())).collect();
+            waiting.map(|used| (used.order.object(), used.stream.upgrade())).collect();
         // The lock is released first, as the driver is called.
         drop(state);
-        let may_run = |(_, stream): &(_, Stream)| !stream.is_idle().unwrap_or(false);
+        let may_run = |(_, stream): &(_, Option<Arc<StreamInner>>)| {
+            stream.as_ref().is_some_and(|stream| stream.may_run())
+        };
         let name = |((kind, number), _)| format!("{kind} {number}");
         waiting.into_iter().filter(may_run).map(name).collect()
     }
@@ -293,14 +314,15 @@ impl Context {
     /// Orders an operation of these objects on `stream`. The caller has the [turn](Self::turn).
     pub(super) fn take_turn(&self, objects: &[Arc<Inner>], stream: &Stream) -> Result<()> {
         let state = &self.orders().0;
-        let mut own = self.with_capture(|capture| std::mem::take(&mut capture.last_operations));
-        if let Some(last) = &mut own {
-            let taken = last.take_turns(objects, stream, self.ended_turns(), CAPTURED);
-            self.with_capture(|capture| capture.last_operations = own.unwrap_or_default());
-            return taken;
-        }
-        match stream.foreign_capture()? {
-            None => {
+        match stream.target()? {
+            Target::Graph => {
+                let own = self.with_capture(|own| std::mem::take(&mut own.last_operations));
+                let mut last = own.unwrap_or_default();
+                let taken = last.take_turns(objects, stream, self.ended_turns(), CAPTURED);
+                self.with_capture(|own| own.last_operations = last);
+                taken
+            }
+            Target::Gpu => {
                 let mut locked = state.lock();
                 let (turn, mut last) = (locked.ended, std::mem::take(&mut locked.eager));
                 drop(locked);
@@ -311,7 +333,7 @@ impl Context {
                 state.lock().eager = last;
                 taken
             }
-            Some(id) => {
+            Target::ForeignGraph(id) => {
                 let mut locked = state.lock();
                 let (turn, before) = (locked.ended, locked.foreign.take());
                 drop(locked);
@@ -340,9 +362,9 @@ impl LastOperations {
     /// whether it did.
     fn follow_on_the_stream(&mut self, order: &Arc<Inner>, stream: &Stream, turn: u64) -> bool {
         let [used] = self.0.as_mut_slice() else { return false };
-        let follows = Arc::ptr_eq(order, &used.order) && used.stream.is(stream);
+        let follows = Arc::ptr_eq(order, &used.order) && used.is_on(stream);
         if follows {
-            (used.turn, used.is_recorded) = (turn, false);
+            (used.stream, used.turn, used.is_recorded) = (stream.weak(), turn, false);
         }
         follows
     }
@@ -376,7 +398,7 @@ impl LastOperations {
                     true
                 }
             };
-            if must_follow && !used.stream.is(stream) {
+            if must_follow && !used.is_on(stream) {
                 let has_ended = used.precede(stream, captured)?;
                 if has_ended && !is_own(used) {
                     self.0.remove(at);
@@ -386,20 +408,27 @@ impl LastOperations {
             at += 1;
         }
         for order in objects {
-            let (order, stream) = (Arc::clone(order), stream.clone());
-            let event = self.remove(&order).and_then(|used| used.event);
-            self.0.push(LastOperation { order, stream, turn, event, is_recorded: false });
+            let event = self.remove(order).and_then(|used| used.event);
+            let (raw, weak) = (stream.handle().raw() as usize, stream.weak());
+            let (order, is_recorded) = (Arc::clone(order), false);
+            self.0.push(LastOperation { order, raw, stream: weak, turn, event, is_recorded });
         }
         Ok(())
     }
 }
 
 impl LastOperation {
+    fn is_on(&self, stream: &Stream) -> bool {
+        self.raw == stream.handle().raw() as usize
+    }
+
     /// Makes later work of `stream` wait for this operation. Returns whether it has ended.
     fn precede(&mut self, stream: &Stream, captured: bool) -> Result<bool> {
         let context = stream.context();
+        let Some(own) = self.stream.upgrade() else { return Ok(true) };
         if !self.is_recorded {
-            if !captured && self.stream.is_capturing()? {
+            context.cuda().bind()?;
+            if !captured && own.handle.capture()?.is_some() {
                 return Err(StateError::Capturing {
                     what: "an operation waits for another one on the captured stream",
                 }
@@ -411,7 +440,7 @@ impl LastOperation {
                 None => context.event_without_timing()?,
             };
             context.cuda().bind()?;
-            self.stream.handle().record(event.handle())?;
+            own.handle.record(event.handle())?;
             (self.event, self.is_recorded) = (Some(event), true);
         }
         let Some(event) = &self.event else { return Ok(false) };

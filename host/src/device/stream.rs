@@ -2,8 +2,8 @@
 
 use std::any::Any;
 use std::ffi::c_void;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::abort::AbortFlag;
 use super::capture::Capture;
 use super::context::Context;
-use super::enqueues::Enqueue;
+use super::enqueues::{Enqueue, Target};
 use super::event::Event;
 use super::in_group::refuse_before_deferred;
 use super::issuer::{Issuer, KeepAlive, Owner};
@@ -108,8 +108,10 @@ impl Stream {
     ///
     /// # Safety
     ///
-    /// `raw` is a stream of the primary context of the context's GPU, and outlives this stream. It
-    /// is not `CU_STREAM_PER_THREAD`, which is another stream on each thread.
+    /// `raw` is a stream of the primary context of the context's GPU, and outlives this stream. If
+    /// the drop of this stream cannot wait for its work, because another library captures it or a
+    /// deadline passes, `raw` also outlives the context's next wait for all streams. It is not
+    /// `CU_STREAM_PER_THREAD`, which is another stream on each thread.
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: *mut c_void) -> Self {
         /// `CU_STREAM_LEGACY`: the default stream by another handle.
@@ -184,12 +186,12 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// The driver's error when a kernel failed.
+    /// [`StateError::Capturing`]; the driver's error when a kernel failed.
     pub fn is_idle(&self) -> Result<bool> {
         self.context().refuse_capturing("a stream is asked whether it is idle")?;
         let _query = self.begin_enqueue("a query of the stream")?;
         self.context().cuda().bind()?;
-        Ok(self.inner().is_all_enqueued()? && self.handle().is_idle()?)
+        Ok(self.inner().is_all_enqueued()? && self.inner().is_idle()?)
     }
 
     /// Returns whether the stream's work goes to a graph, of this crate's or of another library
@@ -206,16 +208,20 @@ impl Stream {
         Ok(self.handle().capture()?.is_some())
     }
 
-    /// Returns the number of the capture by another library that the stream's work goes to. Its
-    /// graph then holds what it may use.
-    pub(super) fn foreign_capture(&self) -> Result<Option<u64>> {
-        if self.is_default() || !self.context().shares_handles() {
-            return Ok(None);
+    /// Returns where the stream's work goes. The graph of another library then holds what it may
+    /// use.
+    pub(super) fn target(&self) -> Result<Target> {
+        let context = self.context();
+        if self.is_default() || !self.inner().may_be_captured() {
+            return Ok(Target::Gpu);
         }
-        self.context().cuda().bind()?;
-        let Some(capture) = self.handle().capture()? else { return Ok(None) };
-        self.context().hold_for_capture(&capture)?;
-        Ok(Some(capture.id))
+        context.cuda().bind()?;
+        let Some(capture) = self.handle().capture()? else { return Ok(Target::Gpu) };
+        if context.with_capture(|own| own.id == Some(capture.id)) == Some(true) {
+            return Ok(Target::Graph);
+        }
+        context.hold_for_capture(&capture)?;
+        Ok(Target::ForeignGraph(capture.id))
     }
 
     /// Begins a call that enqueues work to this stream, before it checks what it uses.
@@ -223,10 +229,12 @@ impl Stream {
     /// # Errors
     ///
     /// [`StateError::Capturing`] while another thread captures a stream;
-    /// [`StateError::BeforeDeferred`].
+    /// [`StateError::BeforeDeferred`]; the errors of [`give_to_capture`](Self::give_to_capture).
     pub(crate) fn begin_enqueue(&self, what: &'static str) -> Result<Enqueue<'_>> {
         refuse_before_deferred(self.context(), Some(self), what)?;
-        self.context().begin_enqueue()
+        let mut enqueue = self.context().begin_enqueue()?;
+        enqueue.target = self.target()?;
+        Ok(enqueue)
     }
 
     /// Makes later work of this stream wait for `event`, which may be of another stream.
@@ -291,9 +299,23 @@ impl Stream {
         &self.last.inner
     }
 
-    /// Registers an enqueued operation of a communicator, and the objects `kept` that it uses.
-    pub(crate) fn register_operation(&self, communicator: &Arc<dyn Owner>, kept: Vec<KeepAlive>) {
-        let Some(kept) = self.context().move_to_capture(communicator, kept) else { return };
+    /// Returns a reference that lasts while the stream may have work.
+    pub(super) fn weak(&self) -> Weak<StreamInner> {
+        Arc::downgrade(self.inner())
+    }
+
+    /// Registers an operation of a communicator that the call `enqueue` has enqueued, and the
+    /// objects `kept` that it uses.
+    pub(crate) fn register_operation(
+        &self,
+        enqueue: &Enqueue<'_>,
+        communicator: &Arc<dyn Owner>,
+        kept: Vec<KeepAlive>,
+    ) {
+        if enqueue.target == Target::Graph {
+            self.context().with_capture(|capture| capture.add(communicator, kept));
+            return;
+        }
         let issuer = communicator.issuer();
         // An operation that is in the stream needs nothing kept: memory is freed when the stream is
         // idle. A non-blocking communicator may enqueue it later.
@@ -301,14 +323,15 @@ impl Stream {
         self.inner().operations.lock().add(issuer, kept);
     }
 
-    /// Registers a launched kernel: the number of the communicator that its arguments are of, and
-    /// the abort flag of its device communicator.
+    /// Registers a kernel that the call `enqueue` has launched: the number of the communicator that
+    /// its arguments are of, and the abort flag of its device communicator.
     pub(crate) fn register_launch(
         &self,
+        enqueue: &Enqueue<'_>,
         kernel: &'static str,
         communicator: Option<u64>,
         flag: Option<Arc<AbortFlag>>,
-    ) -> Result<()> {
+    ) {
         let context = self.context();
         let add = |capture: &mut Capture| {
             capture.launches = true;
@@ -318,13 +341,11 @@ impl Stream {
                 capture.add_kernel(kernel, Arc::clone(flag));
             }
         };
-        if context.with_capture(add).is_some() {
-            return Ok(());
-        }
-        if let Some(flag) = flag {
+        if enqueue.target == Target::Graph {
+            context.with_capture(add);
+        } else if let Some(flag) = flag {
             self.inner().operations.lock().add_kernel(flag);
         }
-        self.foreign_capture().map(drop)
     }
 
     /// Registers a communicator that has operations in the stream.

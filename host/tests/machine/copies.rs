@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use devcomm_host::{Buffer, Context, Effect, Error, Fault, Rank, ReduceOp, Result, StateError};
+use devcomm_host::{
+    Buffer, Context, Effect, Error, Fault, Rank, ReduceOp, Result, ScopeThread, StateError,
+};
 
 use crate::support::{
     assert_capturing, assert_invalid, contents, filled, log_of, logged, makes_no_calls, pause,
-    ranks, unchecked_world, world,
+    ranks, ranks_on, simulation, unchecked_world, world,
 };
 
 /// Returns the names of the copies, fills and stream waits that `f` calls.
@@ -250,4 +252,35 @@ fn pinned_memory_whose_copy_may_still_run_is_neither_read_nor_freed() {
 fn fail_next(rank: &Rank, function: &'static str) {
     let fault = Fault { function, gpu: None, nth: Some(0), effect: Effect::Fail(1) };
     rank.simulated_machine().unwrap().inject(fault);
+}
+
+#[test]
+fn a_copy_of_pinned_memory_that_a_capture_refuses_is_not_made() {
+    for seed in 0..4 {
+        ranks_on(simulation().seed(seed), 1, |rank| {
+            let (comm, stream, other) = (rank.communicator()?, rank.stream()?, rank.stream()?);
+            let (a, pinned) = (comm.mem_alloc::<f32>(4)?, rank.context().pinned::<f32>(4)?);
+            let mut made = 0;
+            let (captured, calls) = rank.context().scope(|scope| {
+                let thread = scope.spawn("captures", || {
+                    (0..10).try_for_each(|_| other.capture(|| other.fill(&a, 1.0)).map(drop))
+                });
+                let calls = memory_calls(rank, || {
+                    for _ in 0..20 {
+                        match stream.copy_to_device_async(&pinned, &a) {
+                            Ok(()) => made += 1,
+                            refused => assert_capturing(refused),
+                        }
+                    }
+                    Ok(())
+                });
+                (thread.and_then(ScopeThread::join), calls)
+            });
+            captured?;
+            let calls = calls?;
+            let copies = calls.iter().filter(|call| *call == "cuMemcpyHtoDAsync").count();
+            assert_eq!(copies, made, "{calls:?}");
+            Ok(())
+        });
+    }
 }

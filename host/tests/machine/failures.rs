@@ -379,3 +379,22 @@ fn a_kernel_that_waits_for_ever_is_the_worlds_error_even_if_no_call_waits_for_it
     let text = failed.unwrap_err().to_string();
     assert!(text.contains("`meet`") && text.contains("rank 0 has not arrived"), "{text}");
 }
+
+#[test]
+fn a_kernel_that_fails_after_a_call_of_the_driver_is_the_worlds_error() {
+    let failed: Result<Vec<()>> = world(1).run(|rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        rank.load(&NO_PTX)?;
+        let window = comm.window::<f32>(COUNT)?;
+        let (function, effect) = ("cuLaunchKernelEx", Effect::Fail(1));
+        let fault = Fault { function, gpu: None, nth: Some(0), effect };
+        rank.simulated_machine().unwrap().inject(fault);
+        // SAFETY: GPUs are simulated.
+        let launch = || unsafe { store_beyond::args(&window).grid(1).block(1).launch(&stream) };
+        let text = launch().unwrap_err().to_string();
+        assert!(text.contains("cuLaunchKernelEx"), "{text}");
+        launch()
+    });
+    let text = failed.unwrap_err().to_string();
+    assert!(text.contains("store_beyond"), "{text}");
+}

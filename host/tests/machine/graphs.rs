@@ -1,17 +1,20 @@
 //! Tests of graphs: capture, launch, what a capture refuses, and the lifetime of what a graph uses.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use devcomm_host::{
-    Buffer, CommConfig, DevCommRequirements, DriverError, Error, LaunchConfig, ReduceOp, Result,
-    group,
+    Buffer, CommConfig, DevCommRequirements, DriverError, Error, LaunchConfig, LaunchError,
+    ReduceOp, Result, Stream, StreamOrder, group,
 };
 
-use crate::kernels::{COUNT, NO_PTX, add_one, launch_store_count};
+use crate::kernels::{COUNT, NO_PTX, add_one, launch_store_count, meet};
 use crate::support::{
     assert_capturing, assert_closed, assert_ended, assert_in_group, assert_invalid, contents,
-    filled, log_in, logged, makes_no_calls, ranks,
+    count, filled, log_in, log_of, logged, makes_no_calls, ranks, ranks_on, simulation,
+    unchecked_world,
 };
 
 #[test]
@@ -245,4 +248,133 @@ fn kernels_of_a_suspended_or_revoked_communicator_are_not_launched_by_graphs_eit
         are_refused("revoked");
         comm.destroy()
     });
+}
+
+#[test]
+fn a_graph_of_collectives_holds_registrations_that_are_closed() {
+    ranks(2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (window, memory) = (comm.window::<f32>(2)?, filled(comm, &[1.0_f32; 2])?);
+        let registered = comm.register_buffer(&memory)?;
+        let borrowed = comm.register_borrowed(&memory)?;
+        let graph = stream.capture(|| {
+            comm.all_reduce(&window, &window, ReduceOp::Sum, &stream)?;
+            comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream)
+        })?;
+        makes_no_calls(rank, || {
+            window.close().unwrap();
+            registered.close().unwrap();
+            drop(borrowed);
+        });
+        assert!(!window.is_valid() && !registered.is_valid());
+        graph.launch(&stream)?;
+        stream.synchronize()?;
+        assert_eq!(contents(&memory), [2.0; 2]);
+        let ((), log) = logged(rank, || drop(graph));
+        let ends = ["ncclCommDeregister", "ncclCommDeregister", "ncclCommWindowDeregister"];
+        assert_eq!(log[log.len() - 3..], ends, "{log:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn what_a_graph_of_kernels_holds_ends_before_its_communicator() {
+    ranks(2, |rank| {
+        let (comm, stream) = (rank.new_communicator(&CommConfig::new())?, rank.stream()?);
+        rank.load(&NO_PTX)?;
+        let window = comm.window::<f32>(COUNT)?;
+        let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+        let launch = || launch_store_count(&stream, LaunchConfig::new(1, 32), (&dev, &window));
+        let graph = stream.capture(launch)?;
+        makes_no_calls(rank, || drop(dev));
+        let (ended, log) = logged(rank, || comm.destroy());
+        ended?;
+        assert_eq!(log[..1], ["ncclDevCommDestroy"], "{log:?}");
+        assert!(!graph.is_valid());
+        Ok(())
+    });
+}
+
+#[test]
+fn work_on_a_stream_that_is_not_captured_runs_while_another_is_captured() {
+    let ran: Result<Vec<()>> = unchecked_world(2).run(|rank| {
+        let (comm, stream, other) = (rank.communicator()?, rank.stream()?, rank.stream()?);
+        rank.load(&NO_PTX)?;
+        let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+        let b = comm.mem_alloc::<f32>(2)?;
+        let graph = stream.capture(|| {
+            other.fill(&b, 2.0)?;
+            if rank.is_root() {
+                // SAFETY: the kernel accesses no memory but barriers.
+                unsafe { meet::args(&dev, 0).grid(1).block(32).launch(&other)? };
+            }
+            stream.fill(&b, 3.0)
+        })?;
+        assert_eq!(graph.len(), 1);
+        let waited = other.synchronize_within(Duration::from_millis(30));
+        if rank.is_root() {
+            let aborted = waited.unwrap_err();
+            assert!(matches!(aborted, Error::Launch(LaunchError::KernelAborted { .. })));
+        } else {
+            waited?;
+        }
+        assert_eq!(contents(&b), [2.0; 2]);
+        // The graph does not have the kernel that was aborted.
+        graph.launch(&stream)?;
+        stream.synchronize()
+    });
+    ran.unwrap();
+}
+
+#[test]
+fn ordered_operations_on_a_stream_that_is_not_captured_are_not_ordered_with_captured_ones() {
+    ranks(1, |rank| {
+        let (stream, other) = (rank.stream()?, rank.stream()?);
+        let (order, b) = (StreamOrder::local(rank.context()), rank.context().alloc::<f32>(2)?);
+        let fill = |stream: &Stream, value| {
+            let _turn = order.begin(stream)?;
+            stream.fill(&b, value)
+        };
+        let graph = stream.capture(|| fill(&other, 1.0).and_then(|()| fill(&stream, 2.0)))?;
+        assert_eq!(contents(&b), [1.0; 2]);
+        graph.launch(&stream)?;
+        stream.synchronize()?;
+        assert_eq!(contents(&b), [2.0; 2]);
+        Ok(())
+    });
+}
+
+/// Another thread drops what a graph may use as soon as the graph is captured.
+#[test]
+fn what_is_dropped_when_a_capture_ends_is_held_by_its_graph() {
+    for seed in 0..4 {
+        ranks_on(simulation().seed(seed), 1, |rank| {
+            let (comm, stream) = (rank.communicator()?, rank.stream()?);
+            rank.load(&NO_PTX)?;
+            let window = Arc::new(comm.window::<f32>(COUNT)?);
+            let (begun, context) = (AtomicBool::new(false), rank.context());
+            let (theirs, own) = (Arc::clone(&window), window);
+            let graph = context.scope(|scope| {
+                let (begun, stream) = (&begun, &stream);
+                let thread = scope.spawn("drops", move || -> Result<()> {
+                    let captures = || context.refuse_capturing("a drop").is_err();
+                    while !begun.load(Ordering::Acquire) || captures() {
+                        context.memory_info()?;
+                    }
+                    drop(theirs);
+                    Ok(())
+                })?;
+                let graph = stream.capture(move || {
+                    begun.store(true, Ordering::Release);
+                    // SAFETY: one thread.
+                    unsafe { add_one::args(&*own).grid(1).block(1).launch(stream) }
+                });
+                thread.join()?;
+                graph
+            })?;
+            assert_eq!(count(&log_of(rank), "ncclCommWindowDeregister"), 0);
+            graph.launch(&stream)?;
+            stream.synchronize()
+        });
+    }
 }

@@ -7,10 +7,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use devcomm_host::cudarc::driver::sys::{CUevent, CUresult, CUstream, CUstreamCaptureMode};
-use devcomm_host::{Effect, Rank, Result, SimulatedMachine};
+use devcomm_host::cudarc::driver::sys::{
+    CUevent, CUgraphExec, CUresult, CUstream, CUstreamCaptureMode,
+};
+use devcomm_host::{Effect, Rank, ReduceOp, Result, SimulatedMachine, Stream, StreamOrder, group};
 
-use crate::support::{inject, pause, ranks, world};
+use crate::support::{
+    assert_capturing, contents, count, filled, inject, log_in, log_of, makes_no_calls, pause,
+    ranks, world,
+};
 
 /// Calls a function of the driver.
 macro_rules! cuda {
@@ -148,4 +153,114 @@ fn what_work_uses_that_another_library_captures_lasts_as_long_as_its_graph() {
         assert_eq!(Arc::strong_count(&owner), 1);
         Ok(())
     });
+}
+
+/// Captures what `f` enqueues to a stream, as another library does.
+fn captured(stream: &Stream, f: impl FnOnce() -> Result<()>) -> Result<CUgraphExec> {
+    let (raw, mut graph, mut exec) = (stream.as_raw() as CUstream, null_mut(), null_mut());
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    assert_eq!(cuda!(cuStreamBeginCapture_v2(raw, mode)), CUresult::CUDA_SUCCESS);
+    f()?;
+    assert_eq!(cuda!(cuStreamEndCapture(raw, &raw mut graph)), CUresult::CUDA_SUCCESS);
+    let made = cuda!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0));
+    assert_eq!(made, CUresult::CUDA_SUCCESS);
+    assert_eq!(cuda!(cuGraphDestroy(graph)), CUresult::CUDA_SUCCESS);
+    Ok(exec)
+}
+
+#[test]
+fn what_every_operation_uses_that_another_library_captures_lasts_as_long_as_its_graph() {
+    for operation in ["fill", "copy", "collective", "group", "graph"] {
+        ranks(2, |rank| {
+            let (comm, stream) = (rank.communicator()?, rank.stream()?);
+            let (one, other) = (filled(comm, &[1.0_f32; 2])?, filled(comm, &[2.0_f32; 2])?);
+            let (kept, reduce) = (comm.mem_alloc::<f32>(2)?, ReduceOp::Sum);
+            let graph = stream.capture(|| stream.copy(&one, &kept))?;
+            let exec = captured(&stream, || match operation {
+                "fill" => stream.fill(&one, 3.0),
+                "copy" => stream.copy(&one, &other),
+                "collective" => comm.all_reduce(&one, &other, reduce, &stream),
+                "group" => group(|_| comm.all_reduce(&one, &other, reduce, &stream)),
+                _ => graph.launch(&stream),
+            })?;
+            // Nothing else holds the memory but the graph of the other library.
+            drop(graph);
+            drop((one, other));
+            assert_eq!(count(&log_of(rank), "ncclMemFree"), 0, "{operation}");
+            let launched = cuda!(cuGraphLaunch(exec, stream.as_raw() as CUstream));
+            assert_eq!(launched, CUresult::CUDA_SUCCESS);
+            stream.synchronize()?;
+            assert_eq!(cuda!(cuGraphExecDestroy(exec)), CUresult::CUDA_SUCCESS);
+            drop(kept);
+            assert_eq!(count(&log_of(rank), "ncclMemFree"), 3, "{operation}");
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn a_stream_that_another_library_captures_is_not_waited_for_and_the_capture_goes_on() {
+    let ran = ranks(1, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (b, context) = (filled(comm, &[1.0_f32; 2])?, rank.context());
+        let (mut pinned, foreign) = (context.pinned::<f32>(2)?, new_stream());
+        // SAFETY: the stream is never destroyed.
+        let theirs = unsafe { Stream::from_raw(context, foreign.cast()) };
+        let exec = captured(&stream, || {
+            assert_capturing(stream.is_idle());
+            assert_capturing(stream.synchronize());
+            assert_capturing(stream.synchronize_within(Duration::ZERO));
+            assert_capturing(stream.copy_to_host(&b, &mut [0.0; 2]));
+            assert_capturing(stream.copy_to_host_async(&b, &mut pinned));
+            assert_capturing(stream.copy_to_device_async(&pinned, &b));
+            assert_capturing(b.copy_from_host(&[0.0; 2]));
+            theirs.synchronize()?;
+            // Such a stream may be dropped meanwhile.
+            let _exec = captured(&theirs, || {
+                // SAFETY: as above.
+                drop(unsafe { Stream::from_raw(context, foreign.cast()) });
+                Ok(())
+            })?;
+            stream.fill(&b, 5.0)
+        })?;
+        assert_eq!((contents(&b), pinned.as_slice()?), (vec![1.0; 2], &[0.0; 2][..]));
+        let launched = cuda!(cuGraphLaunch(exec, stream.as_raw() as CUstream));
+        assert_eq!(launched, CUresult::CUDA_SUCCESS);
+        stream.synchronize()?;
+        assert_eq!(contents(&b), [5.0; 2]);
+        assert_eq!(cuda!(cuGraphExecDestroy(exec)), CUresult::CUDA_SUCCESS);
+        Ok(())
+    });
+    // The GPU does not count as failed.
+    assert_eq!(log_in(&ran.world, 0).last().unwrap(), "cuDevicePrimaryCtxRelease");
+}
+
+#[test]
+fn the_order_of_operations_does_not_use_a_stream_that_was_dropped() {
+    let ran = ranks(1, |rank| {
+        let (comm, own, context) = (rank.communicator()?, rank.stream()?, rank.context());
+        let (b, order) = (filled(comm, &[1.0_f32; 2])?, StreamOrder::local(context));
+        let fill = |stream: &Stream, value| {
+            let _turn = order.begin(stream)?;
+            stream.fill(&b, value)
+        };
+        for is_captured in [false, true] {
+            let raw = new_stream();
+            // SAFETY: the stream is destroyed after `theirs`.
+            let theirs = unsafe { Stream::from_raw(context, raw.cast()) };
+            if is_captured {
+                let exec = captured(&theirs, || fill(&theirs, 2.0))?;
+                assert_eq!(cuda!(cuGraphExecDestroy(exec)), CUresult::CUDA_SUCCESS);
+            } else {
+                fill(&theirs, 2.0)?;
+            }
+            makes_no_calls(rank, || drop(theirs));
+            assert_eq!(cuda!(cuStreamDestroy_v2(raw)), CUresult::CUDA_SUCCESS);
+            fill(&own, 3.0)?;
+            assert_eq!(contents(&b), [3.0; 2]);
+        }
+        Ok(())
+    });
+    // Nothing keeps the context.
+    assert_eq!(log_in(&ran.world, 0).last().unwrap(), "cuDevicePrimaryCtxRelease");
 }

@@ -19,7 +19,7 @@ const NO_ERROR: [Option<i32>; 3] = [Some(0), Some(7), Some(600)];
 
 /// Prefixes of functions left out of logs: they change nothing, or only what a context frees
 /// itself.
-const UNLOGGED: [&str; 30] = [
+const UNLOGGED: [&str; 31] = [
     "cuCtx",
     "cuDeviceGet",
     "cuDevicePrimaryCtxRetain",
@@ -36,6 +36,7 @@ const UNLOGGED: [&str; 30] = [
     "cuMemset",
     "cuOccupancy",
     "cuStreamCreate",
+    "cuStreamGetCapture",
     "cuStreamQuery",
     "cuStreamSynchronize",
     "cuStreamWait",

@@ -331,6 +331,8 @@ fn a_graph_holds_nothing_that_another_thread_enqueues() {
                 for (target, buffer) in [(&own, &other), (&stream, &third)].repeat(6) {
                     let made = unless_capturing(target.fill(buffer, 3.0))?;
                     unless_capturing(own.synchronize())?;
+                    // The other thread may go on, also after a call that was refused.
+                    rank.context().memory_info()?;
                     let mut counts = counts.lock().unwrap();
                     *(if made { &mut *counts.0 } else { &mut *counts.1 }) += 1;
                 }

@@ -278,9 +278,10 @@ impl Inner {
 }
 
 impl Inner {
-    /// Returns the same device communicator, to be dropped later than `self`.
-    fn moved(&self) -> Self {
-        Self {
+    /// Returns the same device communicator, to be dropped later than `self`. It ends with its
+    /// communicator, too: NCCL's end of that may wait for it.
+    fn moved(&self) -> Arc<Self> {
+        let moved = Arc::new(Self {
             out: self.out.clone(),
             state: self.state.clone(),
             dev_comm: self.dev_comm.clone(),
@@ -290,7 +291,9 @@ impl Inner {
             lowered: self.lowered.clone(),
             communicator: self.communicator.clone(),
             created_at: self.created_at,
-        }
+        });
+        self.communicator.adopt(&moved);
+        moved
     }
 }
 

@@ -80,6 +80,7 @@ impl Inner {
         let Some(ending) = self.life.begin_end(context)? else { return Ok(()) };
         let mut is_held = false;
         if self.handle_if_registered().is_ok() {
+            context.refuse_capturing("a window is closed")?;
             context.hold(self.created_at, || {
                 is_held = true;
                 self.registration(Lifecycle::default(), self.allocation())

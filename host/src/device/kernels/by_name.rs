@@ -129,7 +129,7 @@ impl KernelsOn<'_> {
         }
         let name = interned(name);
         let kernel = KernelDesc::named(name, gin, &sizes, info.dev_comm.is_some());
-        let _enqueue = stream.begin_enqueue("a kernel launch")?;
+        let enqueue = stream.begin_enqueue("a kernel launch")?;
         // What a safe launch checks in addition is part of this function's contract.
         let safe = false;
         let checked = kernels.loaded().prepare(stream, &kernel, &config, info, safe)?;
@@ -138,8 +138,9 @@ impl KernelsOn<'_> {
         // SAFETY: the addresses are those of values of the parameters' compiled sizes, in order,
         // which `prepare` has compared; it has made the context current. The rest is the caller's.
         unsafe { checked.entry.function.launch(stream.handle(), &checked.shape, &mut addresses) }
-            .inspect_err(|error| kernels.context.failure().mark_reported(error))?;
-        stream.register_launch(name, checked.communicator, checked.flag)
+            .inspect_err(|error| kernels.context.mark_reported(error))?;
+        stream.register_launch(&enqueue, name, checked.communicator, checked.flag);
+        Ok(())
     }
 }
 

@@ -290,7 +290,7 @@ impl Loaded<'_> {
         safe: bool,
     ) -> Result<()> {
         let kernel = KernelDesc::new::<K>();
-        let _enqueue = stream.begin_enqueue("a kernel launch")?;
+        let enqueue = stream.begin_enqueue("a kernel launch")?;
         let checked = self.prepare(stream, &kernel, &config, args.info(), safe)?;
         if safe && !K::IN_PLACE && have_overlap::<K, A>(&args) {
             return Err(kernel.refuse(LaunchRefusal::OverlappingWindows));
@@ -306,8 +306,9 @@ impl Loaded<'_> {
             // upholds the kernel's contract.
             unsafe { checked.entry.function.launch(stream.handle(), &checked.shape, addresses) }
         })
-        .inspect_err(|error| self.context.failure().mark_reported(error))?;
-        stream.register_launch(K::NAME, checked.communicator, checked.flag)
+        .inspect_err(|error| self.context.mark_reported(error))?;
+        stream.register_launch(&enqueue, K::NAME, checked.communicator, checked.flag);
+        Ok(())
     }
 
     /// Returns why a launch is refused whose argument `what` cannot be used.

@@ -9,7 +9,7 @@ use devcomm_sys::driver::{
 
 use super::check;
 use super::stream::StreamHandle;
-use crate::error::{Error, Result};
+use crate::error::{DriverError, Error, Result};
 use crate::sys::fork::Process;
 
 impl StreamHandle {
@@ -42,6 +42,17 @@ impl StreamHandle {
         check(self.driver(), "cuStreamGetCaptureInfo", read)?;
         let is_captured = status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         Ok(is_captured.then(|| CaptureInfo { driver: self.driver(), id, graph }))
+    }
+
+    /// Returns whether a query of the stream would fail, and invalidate a capture: that of the
+    /// stream or, for the default stream, of one that waits for it.
+    pub(crate) fn refuses_queries(&self) -> bool {
+        const IMPLICIT: u32 = CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT as u32;
+        match self.capture() {
+            Ok(capture) => capture.is_some(),
+            Err(Error::Driver(DriverError::Failed { code, .. })) => code == IMPLICIT,
+            Err(_) => false,
+        }
     }
 
     /// Ends the capture. Fails if a call during the capture has invalidated it.
