@@ -67,6 +67,14 @@ fn a_launcher_passes_sigusr1_on() {
     job.run().unwrap();
 }
 
+#[test]
+fn sigusr1_to_a_launcher_does_not_end_ranks_without_a_handler() {
+    let _alone = ONE_JOB.lock();
+    let script = r#"[ $RANK = 0 ] && kill -USR1 $LAUNCHER; sleep 1"#;
+    let job = LocalJob::new(2).unwrap().program("/bin/sh").args(["-c", script]);
+    job.env("LAUNCHER", std::process::id().to_string()).run().unwrap();
+}
+
 /// Set in the process of [`sigusr1_makes_ranks_print_what_they_do`] that has ranks.
 const CHILD: &str = "DEVCOMM_TEST_CHILD";
 

@@ -14,7 +14,7 @@ use crate::communicator::Comm;
 use crate::errors::{exception, invalid};
 use crate::own::detached;
 use crate::signals::waiting;
-use crate::stream::loaded;
+use crate::stream::{LEGACY, captures_current, loaded, require_shared};
 use crate::window::{PyWindow, Win, name_of};
 
 /// The memory of an array, whose elements are consecutive in row-major order.
@@ -27,6 +27,8 @@ pub struct Array {
     pub shape: Vec<usize>,
     pub data_type: DataType,
     pub place: Place,
+    /// The handle of another library's stream, if work on it may still write the array.
+    pub written_on: Option<usize>,
 }
 
 /// Where an array is, and what keeps its memory beyond the caller's reference.
@@ -66,6 +68,8 @@ struct Interface {
     shape: Vec<usize>,
     data_type: DataType,
     writable: bool,
+    /// The stream after whose work the values are there.
+    stream: Option<usize>,
 }
 
 impl Array {
@@ -95,12 +99,17 @@ impl Array {
             )));
         }
         if let Some(interface) = array.getattr_opt(intern!(py, "__cuda_array_interface__"))? {
-            let Interface { address, shape, data_type, writable } =
+            let Interface { address, shape, data_type, writable, stream } =
                 Interface::new(interface.cast()?, name)?;
-            // The interface does not name the GPU; the driver knows it from the address.
-            let (ordinal, owner) = (comm.gpu.context.ordinal(), array.clone().unbind());
-            let place = Place::Gpu { ordinal, writable, owner: Owner::Other(owner) };
-            return Self::new(name, address, shape, data_type, place);
+            // Nothing is done with a real GPU's memory in a simulated world.
+            let ordinal = match comm.gpu.simulated || shape.contains(&0) {
+                true => comm.gpu.context.ordinal(),
+                false => gpu_of(address, name)?,
+            };
+            let owner = Owner::Other(array.clone().unbind());
+            let place = Place::Gpu { ordinal, writable, owner };
+            let array = Self::new(name, address, shape, data_type, place)?;
+            return Ok(Self { written_on: stream, ..array });
         }
         if array.hasattr(intern!(py, "__dlpack__"))? {
             return Self::of_dlpack(comm, array, name);
@@ -141,7 +150,7 @@ impl Array {
                  first (torch: clone(), numpy: copy())"
             ));
         }
-        Ok(Self { address, len, shape, data_type, place })
+        Ok(Self { address, len, shape, data_type, place, written_on: None })
     }
 
     fn of_torch(tensor: &Bound<'_, PyAny>, name: &str) -> PyResult<Self> {
@@ -194,7 +203,7 @@ impl Array {
             Ok::<_, PyErr>(interface.getattr("__get__")?.unbind())
         });
         let interface = get?.bind(py).call1((array,))?;
-        let Interface { address, shape, data_type, writable } =
+        let Interface { address, shape, data_type, writable, .. } =
             Interface::new(interface.cast()?, name)?;
         Self::new(name, address, shape, data_type, Place::Host { writable })
     }
@@ -203,8 +212,10 @@ impl Array {
     fn of_dlpack(comm: &Comm, array: &Bound<'_, PyAny>, name: &str) -> PyResult<Self> {
         let py = array.py();
         let arguments = PyDict::new(py);
-        // -1: the other library orders nothing. The caller's stream has the work that writes it.
-        arguments.set_item(intern!(py, "stream"), -1)?;
+        // The other library lets the default stream wait for the work that writes the array. During
+        // a capture by torch it orders nothing (-1).
+        let stream = (!captures_current(py)?).then_some(LEGACY);
+        arguments.set_item(intern!(py, "stream"), stream.map_or(-1, |stream| stream as isize))?;
         let capsule = array.call_method(intern!(py, "__dlpack__"), (), Some(&arguments))?;
         let tensor = take_dlpack(capsule.cast()?)?;
         let context = &comm.gpu.context;
@@ -220,7 +231,8 @@ impl Array {
                 "{name} has the shape {shape:?}, and by DLPack {len} elements"
             )));
         }
-        Self::new(name, address, shape, data_type, place)
+        let array = Self::new(name, address, shape, data_type, place)?;
+        Ok(Self { written_on: stream, ..array })
     }
 
     /// Returns the object that a call must keep until its work is done. A tensor of torch's needs
@@ -289,6 +301,20 @@ pub fn type_of(dtype: &Bound<'_, PyAny>, name: &str) -> PyResult<DataType> {
     DataType::from_name(&text).ok_or_else(|| no_type(name, &text))
 }
 
+/// Returns the GPU that has the memory at an address, which an interface does not name.
+fn gpu_of(address: u64, name: &str) -> PyResult<usize> {
+    use devcomm::cudarc::driver::sys::{CUpointer_attribute, CUresult, cuPointerGetAttribute};
+    let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+    let mut ordinal = -1_i32;
+    // SAFETY: the attribute is an `int`. The driver is loaded, since the communicator has a GPU; it
+    // looks the address up, and does not access the memory.
+    let found = unsafe { cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, address) };
+    match usize::try_from(ordinal) {
+        Ok(ordinal) if found == CUresult::CUDA_SUCCESS => Ok(ordinal),
+        _ => Err(invalid(format!("{name} is at {address:#x}, which is no memory of a GPU"))),
+    }
+}
+
 /// Takes the tensor out of a capsule.
 fn take_dlpack(capsule: &Bound<'_, PyCapsule>) -> PyResult<DlpackTensor> {
     let names =
@@ -350,7 +376,15 @@ impl Interface {
                 false => error,
             }
         })?;
-        Ok(Self { address, shape, data_type, writable: !read_only })
+        let stream = match get("stream")?.map(|stream| stream.extract()).transpose()? {
+            Some(0) => {
+                return Err(invalid(format!(
+                    "{name} has the stream 0 in its interface, which may be either default stream"
+                )));
+            }
+            stream => stream.map(require_shared).transpose()?,
+        };
+        Ok(Self { address, shape, data_type, writable: !read_only, stream })
     }
 }
 

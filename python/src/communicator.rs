@@ -88,8 +88,8 @@ impl PyCommunicator {
     ///
     /// group: a process group with the backend nccl; None: the default group.
     /// store: a torch.distributed.Store by which the ranks exchange requirements and notice a lost
-    ///     rank; None: the default group's. deadline: the seconds after which a silent rank counts
-    ///     as lost; None: never.
+    ///     rank; None: the default group's. deadline: the seconds after which a rank that others
+    ///     wait for counts as lost, as does one that is silent for as long, or for 20; None: never.
     ///
     /// Torch still owns its communicator, which must outlive the windows and device communicators
     /// that are made here: close them before destroy_process_group, or never. Torch's NCCL must

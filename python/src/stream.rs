@@ -2,20 +2,24 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
+use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use devcomm::cudarc::driver::sys::{CUresult, cuEventRecord};
 use devcomm::{Context, Event, Stream};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::array::Array;
-use crate::errors::{exception, invalid};
+use crate::errors::{exception, invalid, invalid_input};
 use crate::own::detached;
 use crate::signals::waiting;
 
 /// `CU_STREAM_LEGACY`, another handle of the default stream.
-const LEGACY: usize = 1;
+pub const LEGACY: usize = 1;
+/// `CU_STREAM_PER_THREAD`.
+const PER_THREAD: usize = 2;
 
 /// What calls use, and the events after them.
 type InFlight = VecDeque<(Event, Vec<Py<PyAny>>)>;
@@ -47,10 +51,14 @@ impl Gpu {
     /// here, or else devcomm's own.
     pub fn stream(&self, asked: Option<&Bound<'_, PyAny>>, py: Python<'_>) -> PyResult<Stream> {
         let raw = match asked {
-            Some(asked) if self.simulated => {
-                return Err(invalid(format!("stream={asked}: simulated GPUs have no such stream")));
+            Some(asked) => {
+                let raw = require_shared(handle_of(asked)?)?;
+                if self.simulated {
+                    let why = "simulated GPUs have no such stream";
+                    return Err(invalid(format!("stream={asked}: {why}")));
+                }
+                Some(raw)
             }
-            Some(asked) => Some(handle_of(asked)?),
             None if self.simulated => None,
             None => current_of_torch(py, self.context.ordinal())?,
         };
@@ -61,7 +69,8 @@ impl Gpu {
         let stream = detached(py, || match raw {
             0 | LEGACY => self.context.default_stream(),
             // SAFETY: the handle is that of a stream of torch's, which lasts as long as the
-            // process, or the caller's, who promises the same.
+            // process, or the caller's, who promises the same. `require_shared` has refused that
+            // of each thread.
             raw => unsafe { Stream::from_raw(&self.context, raw as *mut c_void) },
         });
         let mut streams = locked(&self.streams);
@@ -72,6 +81,29 @@ impl Gpu {
         }
         streams.insert(raw, stream.clone());
         Ok(stream)
+    }
+
+    /// Lets a call's stream wait for the work in which other libraries write the arrays. If the
+    /// stream is captured it does not: the program orders that work and the graph's replays.
+    fn wait_for_writers(&self, stream: &Stream, arrays: &[&Array]) -> devcomm::Result<()> {
+        for writer in arrays.iter().filter_map(|array| array.written_on) {
+            let writer = if writer == LEGACY { null_mut() } else { writer as *mut c_void };
+            // The default stream cannot be captured.
+            let is_captured = !stream.is_default() && stream.is_capturing()?;
+            if is_captured || writer == stream.as_raw() {
+                continue;
+            }
+            let event = self.context.event_without_timing()?;
+            // SAFETY: the event is of the GPU's context, which is current since the event was made.
+            // The object that the caller passes keeps the stream that its interface names.
+            let recorded = unsafe { cuEventRecord(event.as_raw().cast(), writer.cast()) };
+            if recorded != CUresult::CUDA_SUCCESS {
+                let why = format!("an array was written on the stream {writer:?}: {recorded:?}");
+                return Err(invalid_input(why));
+            }
+            stream.wait_event(&event)?;
+        }
+        Ok(())
     }
 
     /// Calls `f`, which enqueues work that uses the arrays. The objects that own their memory are
@@ -93,7 +125,7 @@ impl Gpu {
         if self.simulated {
             return waiting(py, f);
         }
-        let done = waiting(py, f);
+        let done = waiting(py, || self.wait_for_writers(stream, arrays).and_then(|()| f()));
         let kept = self.keep(py, stream, asked, arrays);
         done.and_then(|done| kept.map(|()| done))
     }
@@ -178,6 +210,21 @@ fn handle_of(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
         "stream={stream}: expected a torch.cuda.Stream, an object with __cuda_stream__, or the \
          handle of a stream as a number"
     )))
+}
+
+/// Returns the handle of a stream.
+///
+/// # Errors
+///
+/// For that of a stream that is another one on each thread.
+pub fn require_shared(handle: usize) -> PyResult<usize> {
+    match handle {
+        PER_THREAD => Err(invalid(
+            "the default stream per thread (handle 2) is another stream on each thread, and is \
+             not supported; use a stream that the program has made, or the default stream",
+        )),
+        handle => Ok(handle),
+    }
 }
 
 /// Returns a module of Python's, if it is loaded.

@@ -134,6 +134,20 @@ def test_a_shape_or_address_that_no_array_has_is_refused(shape, address):
     on_ranks(run)
 
 
+@pytest.mark.parametrize(
+    ("stream", "message"), [(0, "either default stream"), (2, "another stream on each thread")]
+)
+def test_an_array_on_a_gpu_is_not_written_on_a_stream_that_is_not_one(stream, message):
+    def run(rank):
+        coll = devcomm.Collectives(rank.communicator())
+        with pytest.raises(devcomm.InvalidInput, match=message):
+            coll.all_reduce(Cuda((4,), stream=stream))
+        with pytest.raises(devcomm.InvalidInput, match="simulated world"):
+            coll.all_reduce(Cuda((4,), stream=1))
+
+    on_ranks(run)
+
+
 def test_an_array_on_a_gpu_that_is_read_only_is_not_written():
     def run(rank):
         coll, array = devcomm.Collectives(rank.communicator()), Cuda((4,))

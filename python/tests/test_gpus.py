@@ -162,6 +162,35 @@ def test_a_tensor_of_a_window_lasts_when_the_window_is_closed(comm):
     assert (x == 3).all() and not any(torch.from_dlpack(other).any() for other in others)
 
 
+class Array:
+    """A tensor as an array of another library, which writes it on a stream."""
+
+    def __init__(self, tensor, stream=None):
+        interface = {**tensor.__cuda_array_interface__, "version": 3, "stream": stream}
+        self.tensor, self.__cuda_array_interface__ = tensor, interface
+
+
+def test_a_call_waits_for_the_stream_on_which_an_array_is_written(coll):
+    side, x = torch.cuda.Stream(), torch.zeros(1000, device=DEVICE)
+    out = torch.empty_like(x)
+    # The driver loads a kernel at its first launch, and may wait for the GPU meanwhile.
+    x.fill_(0)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(1 << 28)
+        x.fill_(1)
+    coll.all_reduce(Array(x, side.cuda_stream), out)
+    torch.cuda.synchronize()
+    assert (out == N).all()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs of this process")
+def test_an_array_on_another_gpu_is_refused(coll):
+    other = torch.ones(4, device=torch.device("cuda", (DEVICE.index + 1) % 2))
+    with pytest.raises(devcomm.InvalidInput, match=f"GPU {other.get_device()}.*{DEVICE.index}"):
+        coll.all_reduce(Array(other))
+
+
 def test_what_another_stream_uses_is_kept_until_it_is_done(comm, coll):
     side = torch.cuda.Stream()
     size = 1 << 20

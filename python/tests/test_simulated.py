@@ -272,6 +272,7 @@ BAD = {
     "parts that do not divide": (lambda c, x: c.all_to_all(x[:99], x[:99].copy()), "99"),
     "an unknown operator": (lambda c, x: c.all_reduce(x, op="xor"), "xor"),
     "no such root": (lambda c, x: c.broadcast(x, 7), "7"),
+    "a stream for each thread": (lambda c, x: c.all_reduce(x, stream=2), "on each thread"),
     "a stream of another library": (lambda c, x: c.all_reduce(x, stream=7), "no such stream"),
 }
 

@@ -60,8 +60,17 @@ pub(crate) fn file_of_global(symbol: &CStr) -> Option<PathBuf> {
     Some(OsStr::from_bytes(file.to_bytes()).into())
 }
 
-/// Sends a signal to a child that has not been waited for.
-pub(crate) fn send_signal(child: &Child, signal: i32) {
+/// Sends a signal to a child that has not been waited for, if the child has a handler for it: for
+/// example, it has none until its world runs.
+pub(crate) fn send_if_handled(child: &Child, signal: i32) {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id()));
+    let status = status.unwrap_or_default();
+    let handled = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let handled = handled.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    // The lowest bit is for signal 1.
+    if handled.unwrap_or_default() >> (signal - 1) & 1 == 0 {
+        return;
+    }
     // SAFETY: `kill` has no requirements; the process id is the child's until it is waited for. An
     // error means that it has ended.
     unsafe { libc::kill(child.id().cast_signed(), signal) };

@@ -13,7 +13,7 @@ use super::env::{LISTENER, TOKEN};
 use super::rendezvous::Token;
 use super::signals::Signals;
 use crate::error::{Error, Result, WorldError};
-use crate::sys::process::{die_with_parent, send_signal, spawn_with_listener};
+use crate::sys::process::{die_with_parent, send_if_handled, spawn_with_listener};
 
 /// The pause between polls of the processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -98,7 +98,8 @@ impl LocalJob {
 
     /// Starts all ranks and waits for them. When one fails, the others are asked for their last
     /// operations a few seconds later, and killed, unless they are to [survive](Self::survive).
-    /// SIGINT, SIGTERM and SIGHUP end all of them; SIGUSR1 makes them print their last operations.
+    /// SIGINT, SIGTERM and SIGHUP end all of them; SIGUSR1 makes them print their last operations,
+    /// if they have a handler for it.
     /// The processes do not outlive the calling thread, however it ends.
     ///
     /// # Errors
@@ -229,10 +230,11 @@ impl Ranks {
         self.running.iter().all(Option::is_none)
     }
 
-    /// Asks the ranks for their last operations, by SIGUSR1.
+    /// Asks the ranks for their last operations, by SIGUSR1, which would end those without a
+    /// handler.
     fn ask(&self) {
         for child in self.running.iter().flatten() {
-            send_signal(child, signal_hook::consts::SIGUSR1);
+            send_if_handled(child, signal_hook::consts::SIGUSR1);
         }
     }
 

@@ -62,12 +62,14 @@ impl Rank {
     /// has ended with it, and so has this `Rank`. The function of [`World::run`](crate::World::run)
     /// ends when it has ended on all remaining ranks. Another loss can follow.
     ///
-    /// A rank remains if its process runs (or, if ranks are threads, its function has not failed)
-    /// and calls this within the time of the first rendezvous (`DEVCOMM_TIMEOUT`). A rank that
-    /// calls this later gets an error; so does a rank that counts as lost and then continues, such
-    /// as one that was stopped for a while. At least half of the processes must be left. Local jobs
-    /// end when a rank fails, unless [`LocalJob::survive`](crate::LocalJob::survive) says
-    /// otherwise.
+    /// A rank remains if its process runs and calls this within the time of the first rendezvous
+    /// (`DEVCOMM_TIMEOUT`): the first of the ranks that are left within half of it, or else the
+    /// next one takes its place. If ranks are threads, a rank remains if its function has not
+    /// failed and calls this until the deadline of operations. A rank that calls this later gets an
+    /// error; so does a rank that counts as lost and then continues, such as one that was stopped
+    /// for a while. More than half of the processes must be left, or half of them: with rank 0, or
+    /// when the host of rank 0 says that its process has ended. Local jobs end when a rank fails,
+    /// unless [`LocalJob::survive`](crate::LocalJob::survive) says otherwise.
     ///
     /// ```no_run
     /// use devcomm_host::{Error, Rank, Result, WorldError};
@@ -290,8 +292,10 @@ impl Rank {
     ///
     /// # Errors
     ///
-    /// [`WorldError::RankLost`](crate::WorldError::RankLost); [`Error::InvalidInput`] when the
-    /// values of all ranks exceed 64 MiB, or a rank's bytes are not values of this type.
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost); [`Error::InvalidInput`] when this
+    /// rank's values do not fit into its part of 64 MiB, which the ranks share equally, for which
+    /// the others get [`WorldError::CallFailed`](crate::WorldError::CallFailed); or when a rank's
+    /// bytes are not values of this type.
     pub fn all_gather<T: Pod>(&self, values: &[T]) -> Result<Vec<Vec<T>>> {
         peers::all_gather(&self.rendezvous, "all_gather", values, NEVER)
     }

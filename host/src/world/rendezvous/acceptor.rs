@@ -52,6 +52,7 @@ pub(super) fn wait_for_survivors(
     let own = members.listeners.at_any_port().map_err(|error| config.error(error))?;
     let mut acceptor = Acceptor::new(config);
     acceptor.gone[lost] = true;
+    acceptor.first = (config.rank > 0).then_some(&members.list[0].address);
     let mut turns = 0;
     // After the timeout, those that have joined go on.
     acceptor.wait(&members.listeners, |acceptor| {
@@ -72,9 +73,16 @@ pub(super) fn wait_for_survivors(
             acceptor.gone[chosen[index]] = true;
         }
     })?;
-    let left = 1 + acceptor.joined.iter().flatten().count();
-    if 2 * left < config.n_ranks {
-        let why = format!("only {left} of {} ranks are left, fewer than half", config.n_ranks);
+    let (left, n_ranks) = (acceptor.left(), config.n_ranks);
+    let too_few = if 2 * left < n_ranks {
+        Some("fewer than half")
+    } else if acceptor.is_other_half() {
+        Some("half, without rank 0, whose process has not ended")
+    } else {
+        None
+    };
+    if let Some(too_few) = too_few {
+        let why = format!("only {left} of {n_ranks} ranks are left, {too_few}");
         acceptor.joined.iter().flatten().for_each(|rank| refuse(&rank.connection, &why));
         return Err(config.error(why));
     }
@@ -94,6 +102,8 @@ struct Acceptor<'a> {
     joined: Vec<Option<JoinedRank>>,
     /// The ranks that are not waited for.
     gone: Vec<bool>,
+    /// The address of rank 0, if that is neither this rank nor one that may join.
+    first: Option<&'a (String, u16)>,
     /// Notes for errors: refused connections, ranks that disconnected.
     notes: Vec<String>,
 }
@@ -101,11 +111,25 @@ struct Acceptor<'a> {
 impl<'a> Acceptor<'a> {
     fn new(config: &'a RendezvousConfig) -> Self {
         let joined = (0..config.n_ranks).map(|_| None).collect();
-        Self { config, joined, gone: vec![false; config.n_ranks], notes: Vec::new() }
+        let (gone, first, notes) = (vec![false; config.n_ranks], None, Vec::new());
+        Self { config, joined, gone, first, notes }
     }
 
-    /// Waits until no rank is missing; every [`PING_INTERVAL`] calls `check`, which may find that
-    /// missing ranks are gone. False after the timeout.
+    /// Returns the number of ranks that are here.
+    fn left(&self) -> usize {
+        1 + self.joined.iter().flatten().count()
+    }
+
+    /// Returns whether half of the ranks are here, and the other half may go on with rank 0, whose
+    /// process has not ended as far as its host says.
+    fn is_other_half(&self) -> bool {
+        let runs = |first| probe::refusing([first].into_iter(), PROBE_TIMEOUT).is_empty();
+        2 * self.left() == self.config.n_ranks && self.first.is_some_and(runs)
+    }
+
+    /// Waits until no rank is missing and this is not the [other half](Self::is_other_half); every
+    /// [`PING_INTERVAL`] calls `check`, which may find that missing ranks are gone. False after the
+    /// timeout.
     fn wait(&mut self, listeners: &Listeners, mut check: impl FnMut(&mut Self)) -> Result<bool> {
         let listeners = listeners.as_slice();
         let nonblocking = listeners.iter().try_for_each(|one| one.set_nonblocking(true));
@@ -118,7 +142,7 @@ impl<'a> Acceptor<'a> {
                 self.ping_joined();
                 check(self);
             }
-            if self.missing().is_empty() {
+            if self.missing().is_empty() && !self.is_other_half() {
                 // A rank may have disconnected while the last ones joined.
                 self.remove_disconnected(|_| true);
                 if self.missing().is_empty() {

@@ -84,24 +84,25 @@ impl Connection {
         PollFd::new(&self.stream, events)
     }
 
-    /// Reads what has arrived, at most about [`CHUNK`] bytes of it.
+    /// Reads what has arrived, at most about [`CHUNK`] bytes of it. Returns whether something had.
     ///
     /// # Errors
     ///
     /// If the connection has ended.
-    pub(super) fn read(&self) -> io::Result<()> {
+    pub(super) fn read(&self) -> io::Result<bool> {
         let mut unread = self.unread.lock();
         let Unread { bytes, start, .. } = &mut *unread;
         bytes.drain(..std::mem::take(start));
         // Without room the first reads would be of a few bytes each.
         bytes.reserve(USUAL);
+        let before = bytes.len();
         // If this ends with an error, `bytes` has what arrived before it. The end of the connection
         // is 0 bytes, and found by the next call if other bytes come before it.
         let arrived = (&self.stream).take(CHUNK as u64).read_to_end(bytes);
         match arrived {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
             Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),
-            _ => Ok(()),
+            _ => Ok(bytes.len() > before),
         }
     }
 

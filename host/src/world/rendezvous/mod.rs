@@ -197,15 +197,20 @@ impl Rendezvous {
         self.gather(bytes, NEVER)
     }
 
-    fn gather(&self, bytes: &[u8], cancelled: Cancelled<'_>) -> Result<Gathered> {
-        let limit = wire::max_contribution(self.n_ranks());
-        if bytes.len() > limit {
-            return Err(Error::invalid(format!(
-                "{} bytes in an exchange of {} ranks; at most {limit} per rank are allowed",
-                bytes.len(),
-                self.n_ranks()
-            )));
+    /// Fails if a contribution to an exchange is too long.
+    fn require_fit(&self, contribution: &[u8]) -> Result<()> {
+        let (length, n_ranks) = (contribution.len(), self.n_ranks());
+        let limit = wire::max_contribution(n_ranks);
+        match length <= limit {
+            true => Ok(()),
+            false => Err(Error::invalid(format!(
+                "{length} bytes in an exchange of {n_ranks} ranks; at most {limit} per rank are \
+                 allowed"
+            ))),
         }
+    }
+
+    fn gather(&self, bytes: &[u8], cancelled: Cancelled<'_>) -> Result<Gathered> {
         if self.n_ranks() == 1 {
             self.health().check()?;
             return Ok(Arc::new(vec![bytes.to_vec()]));
@@ -229,14 +234,16 @@ impl Rendezvous {
 
     /// Returns the bytes of rank `root` on all ranks; those of other ranks are ignored.
     pub(crate) fn broadcast(&self, root: usize, bytes: &[u8]) -> Result<Vec<u8>> {
-        if root >= self.n_ranks() {
-            let n_ranks = self.n_ranks();
-            return Err(Error::invalid(format!("rank {root} is not one of {n_ranks} ranks")));
-        }
+        let n_ranks = self.n_ranks();
+        let no_rank = (root >= n_ranks)
+            .then(|| Error::invalid(format!("rank {root} is not one of {n_ranks} ranks")));
         let contribution = if self.rank == root { bytes } else { &[] };
         let call = format!("broadcast from rank {root}");
-        let all = Peers::all_gather(self, call.as_str().into(), contribution, NEVER)?;
-        all.get(root).cloned().ok_or_else(|| Error::invalid("an exchange without its root's bytes"))
+        let terms = Terms { failure: no_rank.as_ref(), ..call.as_str().into() };
+        let all = Peers::all_gather(self, terms, contribution, NEVER);
+        no_rank.map_or(Ok(()), Err)?;
+        let root_bytes = all?.into_iter().nth(root);
+        root_bytes.ok_or_else(|| Error::invalid("an exchange without its root's bytes"))
     }
 
     /// Waits until the functions of all ranks have ended.
@@ -273,7 +280,14 @@ impl Peers for Rendezvous {
     ) -> Result<Vec<Vec<u8>>> {
         let operation = Operation::Exchange(terms.call.to_owned(), self.n_ranks());
         let _exchange = self.recorder.begin(operation);
-        same_call(&self.gather(&contribution(terms, bytes), cancelled)?)
+        let own = contribution(terms, bytes);
+        let Err(too_long) = self.require_fit(&own) else {
+            return same_call(&self.gather(&own, cancelled)?);
+        };
+        // The others are told, and this rank stays in step with them.
+        let failed = Terms { failure: Some(&too_long), ..terms.call.into() };
+        let told = self.gather(&contribution(failed, &[]), cancelled);
+        told.and(Err(too_long))
     }
 
     fn subset(&self, members: &[usize]) -> Result<Arc<dyn Peers>> {

@@ -53,6 +53,9 @@ impl Links {
 pub(super) trait Service: Send + Sync + 'static {
     fn links(&self) -> &Links;
 
+    /// Notes that the peer has sent something, be it a part of a frame.
+    fn heard(&self, index: usize);
+
     /// Handles a frame, or the end of a connection. Returns whether the connection stays open,
     /// which it does not after its end.
     fn handle(&self, index: usize, received: io::Result<(Kind, Vec<u8>)>) -> bool;
@@ -154,7 +157,11 @@ fn hear(service: &impl Service, index: usize) -> bool {
     let connection = &service.links().connections[index];
     // If this fails, so does reading.
     let _ = connection.flush();
-    let end = connection.read().err();
+    let arrived = connection.read();
+    if let Ok(true) = arrived {
+        service.heard(index);
+    }
+    let end = arrived.err();
     let frames = std::iter::from_fn(|| connection.next(MAX_FRAME).transpose());
     let open = frames.chain(end.map(Err)).all(|received| service.handle(index, received));
     if !open {

@@ -67,9 +67,9 @@ impl Communicator {
     /// call this. *Collective*. As in a [`World`](crate::World), they then know each other's window
     /// lengths, compare the requirements of device communicators, and get
     /// [`WorldError::RankLost`](crate::WorldError::RankLost) in waits of this context when a rank
-    /// says nothing over the channel until the deadline, or does not come to a call that others
-    /// wait in. With `None` they wait forever. Operations of the communicator that run at a loss
-    /// are not aborted, as the other library owns it.
+    /// does not come to a call that others wait in until the deadline, or, once it has joined, says
+    /// nothing over the channel for as long, or for 20 s. With `None` they wait forever. Operations
+    /// of the communicator that run at a loss are not aborted, as the other library owns it.
     ///
     /// [`Rank::communicator_from_raw`](crate::Rank::communicator_from_raw) uses the connections of
     /// a world instead.
@@ -178,7 +178,8 @@ impl Member {
         self.health.mark_lost(lost.rank, &lost.why);
     }
 
-    /// Says at intervals that this rank runs, until it is stopped or a rank is lost.
+    /// Says at intervals that this rank runs, until it is stopped or a rank is lost. After a stop
+    /// the last value is [`ENDED`], also if the end came while a number was set.
     fn beat_until_stopped(&self) {
         let (mut silence, mut last) = (Silence::default(), None);
         // The ranks watch each other in a ring: this is the one that this rank watches.
@@ -194,9 +195,14 @@ impl Member {
                 .stopped
                 .wait(Some(interval(self.deadline)), |stopped| Ok(stopped.then_some(())));
             if !matches!(stopped, Err(Error::State(StateError::DeadlinePassed { .. }))) {
-                return;
+                return self.set_ended();
             }
         }
+    }
+
+    fn set_ended(&self) {
+        // If this fails, the others find this rank silent.
+        let _ = self.set(&heartbeat_of(self.rank), ENDED);
     }
 
     /// Sets this rank's heartbeat, and looks whether that of the `watched` rank has changed from
@@ -221,7 +227,8 @@ impl Member {
         if heard.as_deref() == Some(ENDED) {
             *watched = (*watched + 1) % self.n_ranks;
             silence.end();
-        } else if heard != *last {
+        } else if heard.is_none() || heard != *last {
+            // A rank that has not joined yet is no silent one: exchanges wait until the deadline.
             *last = heard;
             silence.end();
         } else if let Some(why) = silence.grow(self.deadline) {
@@ -343,7 +350,6 @@ impl Transport for ChannelTransport {
 impl Drop for ChannelTransport {
     fn drop(&mut self) {
         self.0.stopped.change(|stopped| *stopped = true);
-        // If this fails, the others find this rank silent.
-        let _ = self.0.set(&heartbeat_of(self.0.rank), ENDED);
+        self.0.set_ended();
     }
 }

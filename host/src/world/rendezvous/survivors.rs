@@ -6,8 +6,9 @@
 //! has ended refuses connections. The first waits for all that neither are known to be lost nor
 //! refuse, at most as long as for the first rendezvous; the others wait for it half as long, and
 //! then for the next one half of the rest, since its process may be stopped or its host down. Ranks
-//! that come later are excluded. At least half of the ranks must be left, so that a world that
-//! falls into two parts does not go on twice.
+//! that come later are excluded. More than half of the ranks must be left, or half of them with
+//! rank 0 or after its process has ended, so that a world that falls into two parts does not go on
+//! twice.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -178,8 +178,11 @@ impl Service for Root {
         &self.links
     }
 
-    fn handle(&self, index: usize, received: io::Result<(Kind, Vec<u8>)>) -> bool {
+    fn heard(&self, index: usize) {
         self.silences[index].end();
+    }
+
+    fn handle(&self, index: usize, received: io::Result<(Kind, Vec<u8>)>) -> bool {
         if received.is_err() && self.hub.is_finished() {
             return false;
         }
@@ -326,8 +329,11 @@ impl Service for Client {
         &self.links
     }
 
-    fn handle(&self, _: usize, received: io::Result<(Kind, Vec<u8>)>) -> bool {
+    fn heard(&self, _: usize) {
         self.silence.end();
+    }
+
+    fn handle(&self, _: usize, received: io::Result<(Kind, Vec<u8>)>) -> bool {
         let handled = received.and_then(|(kind, payload)| {
             match kind {
                 Kind::Alive => {}

@@ -11,7 +11,8 @@ use super::relay::Ends;
 use super::subset::MAX_KEY;
 use super::token::Nonce;
 
-/// The most bytes of an exchange, all ranks together.
+/// The most bytes of an exchange, all ranks together; each may have an [equal
+/// part](max_contribution).
 pub(crate) const MAX_PAYLOAD: usize = 64 << 20;
 
 /// Returns the most bytes that each of some ranks can contribute: those of all, each after its

@@ -5,9 +5,10 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::super::wire::contribution_header;
 use super::processes::{as_rank, job, print_to, printed_by, require_nothing_left, shared_memory};
 use super::*;
-use crate::communicator::peers::{NEVER, Peers};
+use crate::communicator::peers::{NEVER, Peers, contribution};
 use crate::error::{Error, WorldError};
 use crate::machine::Machine;
 use crate::world::local_job::Ranks;
@@ -55,6 +56,32 @@ fn simulated_ranks_wait_by_the_simulated_clock() {
     })
     .unwrap();
     assert!(start.elapsed() < AMPLE);
+}
+
+#[test]
+fn a_rank_whose_frame_takes_longer_than_it_may_be_silent_is_not_lost() {
+    let mut configs = configs(2, AMPLE);
+    configs.iter_mut().for_each(|config| config.deadline = Some(Duration::from_secs(2)));
+    let sent = std::sync::Barrier::new(2);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let world = configs[0].join().unwrap();
+            sent.wait();
+            world.barrier().unwrap();
+        });
+        let mut rank_1 = connect(&configs[1]);
+        let ends = Ends::of_rank(&rank_1).unwrap();
+        send_json(&mut rank_1, Kind::Hello, &Hello { ends, ..hello(1, 2) }).unwrap();
+        assert_eq!(next_message(&mut rank_1).0, Kind::Welcome);
+        let payload = [contribution_header(0, &[]), contribution("barrier", &[])].concat();
+        let head = header(Kind::Contribute, payload.len()).unwrap();
+        for byte in head.iter().chain(&payload) {
+            rank_1.write_all(&[*byte]).unwrap();
+            thread::sleep(Duration::from_millis(100));
+        }
+        sent.wait();
+        assert_eq!(next_message(&mut rank_1).0, Kind::Gathered);
+    });
 }
 
 /// How many processes are stopped, unless DEVCOMM_STOPS says another number.

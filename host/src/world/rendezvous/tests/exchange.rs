@@ -3,7 +3,7 @@
 use super::super::host_name;
 use super::*;
 use crate::communicator::peers::{NEVER, Peers};
-use crate::error::Error;
+use crate::error::{Error, WorldError};
 use crate::machine::Machine;
 use crate::world::run::run_threads;
 
@@ -32,12 +32,22 @@ fn sixteen_ranks_meet_and_exchange() {
 }
 
 #[test]
-fn an_exchange_that_does_not_fit_is_refused() {
-    let results = together(&configs(2, AMPLE), |_, rendezvous| {
-        let rendezvous = rendezvous?;
-        let error = rendezvous.all_gather(&vec![0; 33 << 20]).unwrap_err();
-        assert!(matches!(error, Error::InvalidInput { .. }), "{error}");
-        rendezvous.barrier()
+fn an_exchange_that_one_rank_cannot_do_fails_on_all_ranks_which_stay_in_step() {
+    let results = together(&configs(2, AMPLE), |config, world| {
+        let (world, fails) = (world?, config.rank == 1);
+        let bytes = vec![0; if fails { 33 << 20 } else { 1 }];
+        let too_long = Peers::all_gather(&world, "all".into(), &bytes, NEVER).map(drop);
+        let no_root = world.broadcast(if fails { 2 } else { 0 }, &[]).map(drop);
+        for (result, why) in
+            [(too_long, "at most 33554428 per rank"), (no_root, "rank 2 is not one of 2")]
+        {
+            let error = result.unwrap_err();
+            assert_eq!(matches!(error, Error::InvalidInput { .. }), fails, "{error}");
+            let told = matches!(&error, Error::World(WorldError::CallFailed { rank: 1, .. }));
+            assert_eq!(told, !fails, "{error}");
+            assert!(error.to_string().contains(why), "{error}");
+        }
+        world.barrier()
     });
     assert!(results.iter().all(Result::is_ok), "{results:?}");
 }

@@ -12,6 +12,7 @@ use crate::communicator::peers::{NEVER, Peers};
 use crate::device::Health;
 use crate::error::{Error, WorldError};
 use crate::machine::Machine;
+use crate::world::run::run_threads;
 
 #[derive(Default)]
 struct Store {
@@ -92,6 +93,74 @@ fn a_rank_that_does_not_come_is_named_with_the_call() {
         }
         told.wait();
     });
+}
+
+#[test]
+#[cfg(feature = "simulator")]
+fn a_rank_may_join_until_the_deadline() {
+    let machine = Machine::simulate(&devcomm_sim::Simulation::new(2), None).unwrap();
+    let store = Arc::new(Store::default());
+    run_threads(&machine, 2, None, |rank| {
+        let rank = rank.rank();
+        if rank == 1 {
+            machine.sleep(Duration::from_secs(60));
+        }
+        let health = Health::new(machine.clone(), None);
+        let deadline = Some(Duration::from_secs(600));
+        let world = side_channel::join(Arc::clone(&store) as _, health, deadline, rank, 2)?;
+        assert_eq!(world.all_gather("all".into(), &[rank as u8], NEVER)?, [[0], [1]]);
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+}
+
+/// A store that gets the numbers of rank 0's heartbeat only after its end.
+#[derive(Default)]
+struct LateHeartbeat {
+    store: Store,
+    /// The values of the heartbeat.
+    beats: Mutex<Vec<Vec<u8>>>,
+}
+
+const ENDED: &[u8] = b"ended";
+
+impl SideChannel for LateHeartbeat {
+    fn set(&self, key: &str, value: &[u8]) -> io::Result<()> {
+        if key == "alive/0" {
+            while value != ENDED && self.beats.lock().is_empty() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            self.beats.lock().push(value.to_vec());
+        }
+        self.store.set(key, value)
+    }
+
+    fn get(&self, key: &str, timeout: Duration) -> io::Result<Option<Vec<u8>>> {
+        self.store.get(key, timeout)
+    }
+}
+
+#[test]
+fn the_end_is_a_ranks_last_heartbeat_also_if_another_one_was_on_its_way() {
+    let store = Arc::new(LateHeartbeat::default());
+    thread::scope(|scope| {
+        for rank in 0..2 {
+            let store = Arc::clone(&store);
+            scope.spawn(move || {
+                let health = Health::new(Machine::Gpus, None);
+                drop(side_channel::join(store, health, Some(AMPLE), rank, 2).unwrap());
+            });
+        }
+    });
+    let start = Instant::now();
+    let beats = loop {
+        let beats = store.beats.lock().clone();
+        if beats.len() > 2 || start.elapsed() > Duration::from_secs(5) {
+            break beats;
+        }
+        thread::sleep(Duration::from_millis(1));
+    };
+    assert_eq!(beats, [ENDED, &[0; 8], ENDED]);
 }
 
 #[test]

@@ -140,6 +140,28 @@ fn the_remaining_ranks_go_on_without_a_first_one_that_is_silent() {
 }
 
 #[test]
+fn of_two_halves_that_lose_each_other_only_that_with_rank_0_goes_on() {
+    let mut configs = configs(2, Duration::from_secs(1));
+    configs.iter_mut().for_each(|config| config.deadline = Some(AMPLE));
+    let tried = std::sync::Barrier::new(2);
+    together(&configs, |config, world| {
+        let world = world.unwrap();
+        // This is as if the network between them had failed.
+        world.health().mark_lost(1 - config.rank, "the network failed");
+        let half = world.survivors();
+        tried.wait();
+        if config.rank == 0 {
+            assert_eq!(originals(&half.unwrap(), 0), [0]);
+        } else {
+            let error = half.err().unwrap().to_string();
+            let why = "only 1 of 2 ranks are left, half, without rank 0, whose process has not \
+                ended";
+            assert!(error.ends_with(why), "{error}");
+        }
+    });
+}
+
+#[test]
 fn strangers_are_refused_where_the_remaining_ranks_meet() {
     let configs = with_token(3, AMPLE);
     let refused = std::sync::Barrier::new(2);
@@ -315,7 +337,9 @@ fn end_all_but_one(test: &str, seed: u64, folder: &Path) {
         for _ in 0..at_once {
             let victim = alive.remove(random.usize(..alive.len()));
             let mut process = ranks.running[victim as usize].take().unwrap();
-            if at_once == 1 && random.u8(..4) == 0 {
+            // A rank that is alone needs that the first one of two has ended.
+            let may_stop = at_once == 1 && (alive.len() > 1 || alive[0] < victim);
+            if may_stop && random.u8(..4) == 0 {
                 // SAFETY: a child that was not waited for, so that its number is its own.
                 assert_eq!(unsafe { libc::kill(process.id() as i32, libc::SIGSTOP) }, 0);
                 stopped.push(process);
