@@ -57,7 +57,8 @@ struct Inner {
 
 impl Communicator {
     /// Registers memory for zero-copy collectives, until the communicator ends or the result is
-    /// [closed](RegisteredBuffer::close). Each rank registers its own buffers.
+    /// [closed](RegisteredBuffer::close). Each rank registers its own buffers. When the end of a
+    /// [`group`](crate::group()) fails, its registrations may have taken effect.
     ///
     /// NCCL: `ncclCommRegister`.
     ///
@@ -193,11 +194,23 @@ impl Inner {
         self.handle_if_registered()
     }
 
+    /// Returns whether the call was successful. It takes effect at once in an NCCL group, which may
+    /// fail afterwards.
+    fn is_registered(&self) -> bool {
+        match self.state.get() {
+            CallState::Made => true,
+            CallState::Failed => self.handle.get() != 0,
+            CallState::Deferred => false,
+        }
+    }
+
     /// Returns the handle, also while another thread closes it.
     fn handle_if_registered(&self) -> Result<u64> {
         let rank = self.communicator.rank();
         match self.state.get() {
-            CallState::Made if self.communicator.status() < Status::Destroyed => {
+            CallState::Made | CallState::Failed
+                if self.is_registered() && self.communicator.status() < Status::Destroyed =>
+            {
                 Ok(self.handle.get())
             }
             CallState::Deferred => {
@@ -250,7 +263,7 @@ impl Resource for Inner {
     }
 
     fn is_open(&self) -> bool {
-        self.life.is_open() && self.state.get() != CallState::Failed
+        self.life.is_open() && (self.state.get() == CallState::Deferred || self.is_registered())
     }
 
     fn close(&self) -> Result<()> {
