@@ -260,13 +260,7 @@ impl Inner {
                 return Err(StateError::Closed { what: self.name(), rank }.into());
             }
         }
-        if self.dev_comm.get().is_none() && !self.communicator.is_ready()? {
-            return Err(StateError::InProgress {
-                operation: "the use of a device communicator",
-                rank,
-            }
-            .into());
-        }
+        // It is complete, also for a non-blocking communicator: the call was waited for.
         let Addresses(dev_comm) = self.dev_comm.get_or_init(|| {
             let abort_flag = self.flag.device_flag() as *mut u32;
             let [requested_signals, requested_counters] = self.requested;

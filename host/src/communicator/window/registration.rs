@@ -38,9 +38,7 @@ impl Inner {
             }
             .into());
         }
-        if self.handle.get() == 0 && !self.communicator.is_ready()? {
-            return Err(StateError::InProgress { operation: "the use of a window", rank }.into());
-        }
+        // A call that was made is complete, also for a non-blocking communicator.
         match self.handle.get() {
             0 => Err(DevCommError::NoWindow { rank, bytes: self.bytes }.into()),
             handle => Ok(handle),
@@ -124,14 +122,18 @@ impl Resource for Inner {
                 return Ok(());
             }
         };
-        if communicator.handle().may_peers_access_forever() {
+        let may_peers_access_forever = || communicator.handle().may_peers_access_forever();
+        if !may_peers_access_forever() {
+            context.refuse_capturing("a window is closed")?;
+            context.drain()?;
+        }
+        // Also if an abort has ended kernels during the wait.
+        if may_peers_access_forever() {
             ending.done();
             let deregister = move |comm| calls::deregister_window(comm, handle);
             communicator.handle().keep_until_end(self.allocation(), deregister);
             return Ok(());
         }
-        context.refuse_capturing("a window is closed")?;
-        context.drain()?;
         context.bind_to_free();
         // This rank's streams are idle; that peers are done is part of the contract of launches.
         let ended = communicator.release(|comm| calls::deregister_window(comm, handle));
