@@ -6,11 +6,12 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::abort::{abort_and_log, start_abort, start_abort_and_log, wait_for_abort};
-use super::comm::{Communicator, End, Inner};
+use super::comm::{Communicator, End, Inner, Tracked};
 use super::handle::Status;
 use super::watched::watched;
 use crate::device::KeepAlive;
 use crate::device::in_group::refuse_inside;
+use crate::device::issuer::Resource;
 use crate::device::recorder::Operation;
 use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::calls;
@@ -248,11 +249,19 @@ impl Inner {
     /// Closes what was created from the communicator, and returns the first error.
     pub(super) fn close_resources(&self) -> Result<()> {
         self.context.free_postponed();
-        let mut result = Ok(());
         // Newest first: a resource may use an older one. What a graph has held comes last.
-        let next = || self.resources.lock().pop();
-        while let Some(tracked) = next() {
-            let closed = tracked.open().map_or(Ok(()), |object| object.close());
+        let resources = std::iter::from_fn(|| self.resources.lock().pop());
+        Self::close_each(resources, |resource| resource.close())
+    }
+
+    /// Closes resources in this order, and returns the first error.
+    pub(super) fn close_each(
+        resources: impl Iterator<Item = Tracked>,
+        close: impl Fn(&dyn Resource) -> Result<()>,
+    ) -> Result<()> {
+        let mut result = Ok(());
+        for tracked in resources {
+            let closed = tracked.open().map_or(Ok(()), |object| close(&*object));
             match &result {
                 Ok(()) => result = closed,
                 Err(_) => log(closed),

@@ -170,7 +170,7 @@ impl RegisteredBuffer {
     /// [`Error::Nccl`].
     pub fn close(&self) -> Result<()> {
         refuse_inside("the end of a registration")?;
-        self.inner.close_for_user()
+        self.inner.close_or_hold()
     }
 }
 
@@ -219,26 +219,6 @@ impl Inner {
             }
             _ => Err(StateError::Closed { what: self.name(), rank }.into()),
         }
-    }
-
-    /// Closes it; if a graph may use it, the registration ends with the graph.
-    fn close_for_user(&self) -> Result<()> {
-        self.communicator.refuse_suspended()?;
-        let Some(ending) = self.life.begin_end(&self.context)? else { return Ok(()) };
-        let mut is_held = false;
-        if self.handle_if_registered().is_ok() && self.memory.lock().is_some() {
-            self.context.refuse_capturing("a registration is ended")?;
-            self.context.hold(self.created_at, || {
-                is_held = true;
-                self.held()
-            });
-        }
-        if is_held {
-            ending.done();
-            return Ok(());
-        }
-        drop(ending);
-        self.close()
     }
 
     /// Returns the same registration, for a graph, with the memory.
@@ -295,6 +275,25 @@ impl Resource for Inner {
             std::mem::forget(memory);
         }
         ended
+    }
+
+    fn close_or_hold(&self) -> Result<()> {
+        self.communicator.refuse_suspended()?;
+        let Some(ending) = self.life.begin_end(&self.context)? else { return Ok(()) };
+        let mut is_held = false;
+        if self.handle_if_registered().is_ok() && self.memory.lock().is_some() {
+            self.context.refuse_capturing("a registration is ended")?;
+            self.context.hold(self.created_at, || {
+                is_held = true;
+                self.held()
+            });
+        }
+        if is_held {
+            ending.done();
+            return Ok(());
+        }
+        drop(ending);
+        self.close()
     }
 }
 

@@ -72,26 +72,6 @@ impl Inner {
         }
     }
 
-    /// Closes it; if a graph may use it, the registration ends with the graph.
-    pub(super) fn close_for_user(&self) -> Result<()> {
-        let context = self.communicator.context();
-        let Some(ending) = self.life.begin_end(context)? else { return Ok(()) };
-        let mut is_held = false;
-        if self.handle_if_registered().is_ok() {
-            context.refuse_capturing("a window is closed")?;
-            context.hold(self.created_at, || {
-                is_held = true;
-                self.registration(Lifecycle::default(), self.allocation())
-            });
-        }
-        if is_held {
-            ending.done();
-            return Ok(());
-        }
-        drop(ending);
-        self.close()
-    }
-
     /// Leaks the memory: a GPU may still use it.
     fn leak(&self) {
         std::mem::forget(self.memory.lock().take());
@@ -143,6 +123,25 @@ impl Resource for Inner {
             self.leak();
         }
         ended
+    }
+
+    fn close_or_hold(&self) -> Result<()> {
+        let context = self.communicator.context();
+        let Some(ending) = self.life.begin_end(context)? else { return Ok(()) };
+        let mut is_held = false;
+        if self.handle_if_registered().is_ok() {
+            context.refuse_capturing("a window is closed")?;
+            context.hold(self.created_at, || {
+                is_held = true;
+                self.registration(Lifecycle::default(), self.allocation())
+            });
+        }
+        if is_held {
+            ending.done();
+            return Ok(());
+        }
+        drop(ending);
+        self.close()
     }
 }
 
