@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Communicator;
 use super::end::REVOKE_FLAGS;
-use super::handle::{Handle, Status};
+use super::handle::{Aborting, Handle, Status};
 use crate::device::issuer::Issuer;
 use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::calls;
@@ -67,15 +67,21 @@ impl AbortHandle {
     }
 }
 
-/// Starts an abort on a new thread, unless the communicator has already ended.
+/// Starts an abort on a new thread, unless the communicator has already ended. If there can be no
+/// thread, the next abort or the communicator's drop tries again.
 pub(super) fn start_abort(handle: &Arc<Handle>) -> Result<()> {
     if !handle.begin_abort() {
         return Ok(());
     }
     let aborted = Arc::clone(handle);
-    let task = handle.machine().spawn("devcomm-abort", move || free(&aborted))?;
-    *handle.aborting().lock() = Some(task);
-    Ok(())
+    let work = move || {
+        let freed = free(&aborted);
+        aborted.aborting().change(|aborting| *aborting = Aborting::Over(freed));
+        Ok(())
+    };
+    let started = handle.machine().spawn("devcomm-abort", work);
+    let failed = |_: &Error| handle.aborting().change(|aborting| *aborting = Aborting::No);
+    started.inspect_err(failed).map(drop)
 }
 
 /// Frees an aborted communicator once no call uses it. A call that does not return soon is stopped;
@@ -91,6 +97,7 @@ fn free(handle: &Handle) -> Result<()> {
     let Some(comm) = unused else { return Ok(()) };
     // A foreign one would be freed a second time by its owner.
     let (name, call) = match handle.is_foreign() {
+        true if handle.is_revoked() => return Ok(()),
         true => ("ncclCommRevoke", calls::comm_revoke(comm, REVOKE_FLAGS)),
         false => ("ncclCommAbort", calls::comm_abort(comm)),
     };
@@ -102,22 +109,34 @@ fn free(handle: &Handle) -> Result<()> {
 /// Makes running calls of an aborted communicator return, without freeing it. NCCL refuses this for
 /// a finalized one, and has no such call before 2.28.7.
 fn stop(handle: &Handle) {
-    let Some(comm) = handle.to_be_aborted() else { return };
+    let Some(comm) = handle.to_be_aborted().filter(|_| !handle.is_revoked()) else { return };
     // SAFETY: only this thread frees the communicator, later; NCCL allows a revocation during a
     // call: its purpose is to end running calls.
     let stopped = unsafe { calls::comm_revoke(comm, REVOKE_FLAGS).make(handle.nccl()) };
     let rank = handle.rank();
     let stopped = stopped.and_then(|code| handle.nccl().check("ncclCommRevoke", code, Some(rank)));
-    if let Err(error) = stopped {
-        tracing::warn!("a call of an aborted communicator may not return: {error}");
+    match stopped {
+        Ok(()) => handle.set_revoked(),
+        Err(error) => tracing::warn!("a call of an aborted communicator may not return: {error}"),
     }
 }
 
 /// Waits for an abort in progress, with a limit: running kernels, undestroyed CUDA graphs and calls
-/// that do not return block it. Only the first call waits.
+/// that do not return block it.
 pub(super) fn wait_for_abort(handle: &Handle) -> Result<()> {
-    let aborting = handle.aborting().lock().take();
-    aborting.map_or(Ok(()), |aborting| aborting.wait(Some(ABORT_LIMIT), || Ok(()))?)
+    let over = handle.aborting().wait(Some(ABORT_LIMIT), |aborting| {
+        Ok(match aborting {
+            Aborting::No => Some(Ok(())),
+            Aborting::Running | Aborting::Late => None,
+            Aborting::Over(result) => Some(std::mem::replace(result, Ok(()))),
+        })
+    });
+    over.inspect_err(|_| {
+        let mut aborting = handle.aborting().lock();
+        if let Aborting::Running = *aborting {
+            *aborting = Aborting::Late;
+        }
+    })?
 }
 
 /// Aborts, and waits at most [`ABORT_LIMIT`].
@@ -126,9 +145,13 @@ fn abort(handle: &Arc<Handle>) -> Result<()> {
     wait_for_abort(handle)
 }
 
-/// Aborts a communicator that is no longer used, and only logs an error.
+/// Aborts a communicator that is no longer used, and only logs an error. Does not wait again after
+/// a wait in vain.
 pub(super) fn abort_and_log(handle: &Arc<Handle>) {
-    log(handle, abort(handle));
+    let is_late = matches!(*handle.aborting().lock(), Aborting::Late);
+    if !is_late {
+        log(handle, abort(handle));
+    }
 }
 
 /// Starts to abort a communicator that this thread or a call may use, and only logs an error.
@@ -168,7 +191,15 @@ impl Issuer for Handle {
     }
 
     fn poll(&self) -> Result<bool> {
-        self.poll()
+        match self.poll() {
+            // What it has enqueued before its end is waited for in the streams.
+            Err(Error::State(StateError::CommunicatorEnded { .. }))
+                if self.status() == Status::Destroyed =>
+            {
+                Ok(true)
+            }
+            polled => polled,
+        }
     }
 
     fn start_abort(self: Arc<Self>) {

@@ -59,3 +59,58 @@ fn a_wait_for_a_communicator_that_does_not_block_is_recorded() {
     comm.revoke().unwrap();
     assert_eq!(waits(), 2);
 }
+
+#[test]
+fn every_abort_waits_until_the_communicator_is_freed() {
+    let machine = Machine::simulate(&Simulation::new(1), None).unwrap();
+    let _entered = machine.enter_if_outside();
+    let comm = single_rank(&machine, &CommConfig::new());
+    let call = comm.handle().enter(&[Status::Live]).unwrap();
+    let abort = || {
+        let (handle, machine) = (comm.abort_handle(), machine.clone());
+        let work = move || handle.abort().map(|()| codes(&machine, "ncclCommAbort"));
+        comm.context().machine().spawn("aborts", work).unwrap()
+    };
+    let aborts = [abort(), abort()];
+    machine.sleep(ABORT_LIMIT / 2);
+    drop(call);
+    for abort in aborts {
+        assert_eq!(abort.wait(None, || Ok(())).unwrap().unwrap(), [Some(0)]);
+    }
+}
+
+#[test]
+fn an_abort_revokes_a_communicator_of_another_library_once() {
+    let machine = Machine::simulate(&Simulation::new(1), None).unwrap();
+    let _entered = machine.enter_if_outside();
+    for is_revoked in [false, true] {
+        let owner = single_rank(&machine, &CommConfig::new());
+        let before = codes(&machine, "ncclCommRevoke").len();
+        // SAFETY: `owner` is of this library and GPU, and outlives what is created from it.
+        let foreign =
+            unsafe { Communicator::from_raw(owner.library(), owner.context(), owner.as_raw()) };
+        let foreign = foreign.unwrap();
+        let call = match is_revoked {
+            true => foreign.revoke().map(|()| None).unwrap(),
+            // It is stopped.
+            false => Some(foreign.handle().enter(&[Status::Live]).unwrap()),
+        };
+        let aborted = foreign.abort_handle().abort();
+        assert_eq!(aborted.is_ok(), is_revoked, "{aborted:?}");
+        drop(call);
+        foreign.abort_handle().abort().unwrap();
+        assert_eq!(codes(&machine, "ncclCommRevoke")[before..], [Some(0)]);
+        owner.abort_handle().abort().unwrap();
+    }
+}
+
+#[test]
+fn an_interrupted_call_says_so_after_the_abort_of_its_communicator() {
+    let machine = Machine::simulate(&Simulation::new(1), None).unwrap();
+    let _entered = machine.enter_if_outside();
+    let comm = single_rank(&machine, &CommConfig::new());
+    let call = comm.handle().enter(&[Status::Live]).unwrap();
+    start_abort(comm.handle()).unwrap();
+    let interrupted = call.or_aborted(Err::<(), _>(StateError::Interrupted.into())).unwrap_err();
+    assert!(matches!(interrupted, Error::State(StateError::Interrupted)), "{interrupted}");
+}

@@ -193,9 +193,10 @@ impl Communicator {
     }
 
     /// Returns a communicator that another library created, such as PyTorch. Destroying or dropping
-    /// it here does not end it, and an abort only stops its operations (`ncclCommRevoke`). Its
-    /// ranks neither compare their calls nor notice a lost rank, unless they have a channel:
-    /// `from_raw_with`, or `Rank::communicator_from_raw`.
+    /// it here does not end it, but waits for operations that a non-blocking one has not enqueued
+    /// yet; an abort only stops its operations (`ncclCommRevoke`). Its ranks neither compare their
+    /// calls nor notice a lost rank, unless they have a channel: `from_raw_with`, or
+    /// `Rank::communicator_from_raw`.
     ///
     /// NCCL: `ncclCommUserRank`, `ncclCommCount`, `ncclCommCuDevice`, `ncclCommGetAsyncError`.
     ///

@@ -105,7 +105,8 @@ impl Communicator {
     }
 
     /// Creates a communicator without the ranks in `exclude`, which do not call this. *Collective*
-    /// for the others.
+    /// for the others, with the same list in any order: ranks that pass other lists, or a list
+    /// without a rank that does not call this, wait for each other until the deadline.
     ///
     /// NCCL: `ncclCommShrink`.
     ///

@@ -281,8 +281,13 @@ impl Communicator {
 
     /// Leaks what a call that has failed with `error` uses, if NCCL may still use it.
     pub(super) fn leak_if_unfinished<T>(&self, error: &Error, kept: T) {
-        let late = matches!(error, Error::State(StateError::NotReturned { .. }));
-        if late || self.context().is_rank_lost() {
+        let may_go_on = match error {
+            Error::State(StateError::NotReturned { .. } | StateError::Interrupted) => true,
+            // Another thread has aborted it: what was in progress ends with the abort.
+            Error::State(StateError::CommunicatorEnded { .. }) => !self.handle().is_blocking(),
+            _ => false,
+        };
+        if may_go_on || self.context().is_rank_lost() {
             std::mem::forget(kept);
         }
     }

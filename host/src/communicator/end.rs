@@ -1,14 +1,17 @@
 //! Ends a communicator: collectively (finalize, destroy) or by this rank alone (abort).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::abort::{abort_and_log, start_abort, start_abort_and_log, wait_for_abort};
-use super::comm::{Communicator, End, Inner};
+use super::comm::{Communicator, End, Inner, Tracked};
 use super::handle::Status;
 use super::watched::watched;
+use crate::device::KeepAlive;
 use crate::device::in_group::refuse_inside;
+use crate::device::issuer::Resource;
 use crate::device::recorder::Operation;
 use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::calls;
@@ -17,6 +20,9 @@ use crate::sys::nccl::calls;
 pub(crate) const SUSPEND_MEMORY: i32 = 1;
 /// The flags of `ncclCommRevoke`, for which NCCL defines none.
 pub(super) const REVOKE_FLAGS: i32 = 0;
+/// How long a drop waits until a non-blocking communicator is ready for its end, without a deadline
+/// of the job.
+const READY_LIMIT: Duration = Duration::from_secs(10);
 
 impl Communicator {
     /// Closes what was created from the communicator, as [`destroy`](Self::destroy) does, and
@@ -33,19 +39,16 @@ impl Communicator {
     #[doc(alias = "ncclCommFinalize")]
     pub fn finalize(&self) -> Result<()> {
         refuse_inside("the end of a communicator")?;
+        let _ending = self.inner.handle.begin_end(self.context().deadline())?;
         self.require_live()?;
         self.context().synchronize_streams()?;
         self.close_resources();
-        let entered = self.inner.handle.enter(&[Status::Live])?;
-        self.perform_watched(&entered, calls::comm_finalize(entered.comm()))?;
-        self.inner.handle.set_status(Status::Finalized);
-        drop(entered);
-        self.wait_until_ready("ncclCommFinalize")
+        self.inner.finalize_only(self.context().deadline())
     }
 
     /// Ends the communicator together with the other ranks, after closing what was created from it:
     /// windows, registered buffers, operators, device communicators and graphs, newest first.
-    /// *Collective*. Idempotent.
+    /// *Collective*. Idempotent, also for several threads at once.
     ///
     /// Dropping the last clone does the same; in the function of a [`Rank`](crate::Rank), when that
     /// function has ended.
@@ -60,6 +63,7 @@ impl Communicator {
     #[doc(alias = "ncclCommDestroy")]
     pub fn destroy(&self) -> Result<()> {
         refuse_inside("the end of a communicator")?;
+        let _ending = self.inner.handle.begin_end(self.context().deadline())?;
         if self.inner.handle.status() >= Status::Destroyed {
             // After an abort from another thread, the resources are still open.
             self.close_resources();
@@ -68,7 +72,7 @@ impl Communicator {
         self.context().synchronize_streams()?;
         self.inner.resume_to_end()?;
         self.close_resources();
-        self.inner.end()
+        self.inner.end(self.context().deadline())
     }
 
     /// Ends the communicator without the other ranks. Kernels that use its device communicators and
@@ -106,7 +110,9 @@ impl Communicator {
     #[doc(alias = "ncclCommRevoke")]
     pub fn revoke(&self) -> Result<()> {
         let entered = self.inner.handle.enter(&[Status::Live])?;
+        // Also while an operation of a non-blocking communicator is in progress: that is stopped.
         self.perform_watched(&entered, calls::comm_revoke(entered.comm(), REVOKE_FLAGS))?;
+        self.inner.handle.set_revoked();
         self.inner.handle.set_status(Status::Revoked);
         drop(entered);
         self.wait_until_ready("ncclCommRevoke")
@@ -120,14 +126,17 @@ impl Communicator {
     /// # Errors
     ///
     /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded),
+    /// [`StateError::InProgress`] while an operation of a non-blocking communicator is in progress,
     /// [`NcclError::Unsupported`](crate::NcclError::Unsupported), [`Error::Nccl`].
     #[doc(alias = "ncclCommSuspend")]
     pub fn suspend(&self) -> Result<()> {
         self.context().synchronize_streams()?;
         let entered = self.inner.handle.enter(&[Status::Live])?;
+        entered.require_ready("ncclCommSuspend")?;
         self.perform_watched(&entered, calls::comm_suspend(entered.comm(), SUSPEND_MEMORY))?;
         self.inner.handle.set_status(Status::Suspended);
-        Ok(())
+        drop(entered);
+        self.wait_until_ready("ncclCommSuspend")
     }
 
     /// Restores the memory of a suspended communicator. Every rank calls it.
@@ -141,9 +150,11 @@ impl Communicator {
     #[doc(alias = "ncclCommResume")]
     pub fn resume(&self) -> Result<()> {
         let entered = self.inner.handle.enter(&[Status::Suspended])?;
+        entered.require_ready("ncclCommResume")?;
         self.perform_watched(&entered, calls::comm_resume(entered.comm()))?;
         self.inner.handle.set_status(Status::Live);
-        Ok(())
+        drop(entered);
+        self.wait_until_ready("ncclCommResume")
     }
 }
 
@@ -173,8 +184,9 @@ impl Inner {
         }
     }
 
-    /// Finalizes and destroys; aborts if resuming or finalizing fails.
-    fn end(&self) -> Result<()> {
+    /// Finalizes and destroys; aborts if that fails before NCCL's end. Waits for at most `limit`
+    /// until a non-blocking communicator is ready.
+    fn end(&self, limit: Option<Duration>) -> Result<()> {
         if self.end == End::Foreign {
             self.handle.set_status(Status::Destroyed);
             return Ok(());
@@ -185,19 +197,7 @@ impl Inner {
             return Ok(());
         }
         self.resume_to_end()?;
-        let status = self.handle.status();
-        // NCCL refuses to finalize a revoked communicator, and destroys it without that.
-        let needs_finalize = !matches!(status, Status::Finalized | Status::Revoked);
-        // All ranks have come to the end, and the work of each has ended.
-        let is_together = self.end == End::Together && status != Status::Revoked;
-        if needs_finalize
-            && self.end == End::Together
-            && let Err(error) = self.finalize_only()
-        {
-            abort_and_log(&self.handle);
-            return Err(error);
-        }
-        let kept = if is_together { self.handle.release_kept()? } else { Vec::new() };
+        let kept = self.complete(limit).inspect_err(|_| abort_and_log(&self.handle))?;
         let Some(comm) = self.handle.take_to_destroy()? else { return Ok(()) };
         let (handle, call) = (Arc::clone(&self.handle), calls::comm_destroy(comm));
         let work = move || {
@@ -215,6 +215,21 @@ impl Inner {
         destroyed
     }
 
+    /// Prepares the communicator to be destroyed, which NCCL refuses while an operation is in
+    /// progress: with the other ranks, if NCCL can still finalize it. Returns the memory that was
+    /// kept for them.
+    fn complete(&self, limit: Option<Duration>) -> Result<Vec<KeepAlive>> {
+        let status = self.handle.status();
+        // NCCL refuses to finalize a revoked communicator, and destroys it without that.
+        let is_together = self.end == End::Together && status != Status::Revoked;
+        match is_together && status != Status::Finalized {
+            true => self.finalize_only(limit)?,
+            false => self.wait_until_ready_within("ncclCommDestroy", limit)?,
+        }
+        // All ranks have come to the end, and the work of each has ended.
+        if is_together { self.handle.release_kept() } else { Ok(Vec::new()) }
+    }
+
     /// Resumes a suspended communicator, so that its resources can be closed.
     fn resume_to_end(&self) -> Result<()> {
         if self.handle.status() != Status::Suspended || self.context.is_rank_lost() {
@@ -222,22 +237,31 @@ impl Inner {
         }
         let entered = self.handle.enter(&[Status::Suspended])?;
         let resumed = self.perform_watched(&entered, calls::comm_resume(entered.comm()));
-        drop(entered);
-        match resumed {
-            Ok(()) => _ = self.handle.set_status(Status::Live),
-            Err(_) => abort_and_log(&self.handle),
+        if resumed.is_ok() {
+            self.handle.set_status(Status::Live);
         }
+        drop(entered);
         resumed
+            .and_then(|()| self.wait_until_ready("ncclCommResume"))
+            .inspect_err(|_| abort_and_log(&self.handle))
     }
 
     /// Closes what was created from the communicator, and returns the first error.
     pub(super) fn close_resources(&self) -> Result<()> {
         self.context.free_postponed();
-        let mut result = Ok(());
         // Newest first: a resource may use an older one. What a graph has held comes last.
-        let next = || self.resources.lock().pop();
-        while let Some(tracked) = next() {
-            let closed = tracked.open().map_or(Ok(()), |object| object.close());
+        let resources = std::iter::from_fn(|| self.resources.lock().pop());
+        Self::close_each(resources, |resource| resource.close())
+    }
+
+    /// Closes resources in this order, and returns the first error.
+    pub(super) fn close_each(
+        resources: impl Iterator<Item = Tracked>,
+        close: impl Fn(&dyn Resource) -> Result<()>,
+    ) -> Result<()> {
+        let mut result = Ok(());
+        for tracked in resources {
+            let closed = tracked.open().map_or(Ok(()), |object| close(&*object));
             match &result {
                 Ok(()) => result = closed,
                 Err(_) => log(closed),
@@ -250,26 +274,42 @@ impl Inner {
         log(self.close_resources());
     }
 
-    /// Finalizes without closing resources.
-    fn finalize_only(&self) -> Result<(), Error> {
+    /// Finalizes without closing resources. Waits for at most `limit` until a non-blocking
+    /// communicator is ready for that.
+    fn finalize_only(&self, limit: Option<Duration>) -> Result<()> {
+        const OPERATION: &str = "ncclCommFinalize";
+        self.wait_until_ready_within(OPERATION, limit)?;
         let entered = self.handle.enter(&[Status::Live])?;
         self.perform_watched(&entered, calls::comm_finalize(entered.comm()))?;
+        self.handle.set_status(Status::Finalized);
         drop(entered);
-        self.wait_until_ready("ncclCommFinalize")
+        self.wait_until_ready(OPERATION)
     }
 
     /// Does the same as [`Communicator::wait_until_ready`].
     fn wait_until_ready(&self, operation: &'static str) -> Result<()> {
+        self.wait_until_ready_within(operation, self.context.deadline())
+    }
+
+    fn wait_until_ready_within(
+        &self,
+        operation: &'static str,
+        limit: Option<Duration>,
+    ) -> Result<()> {
         if self.handle.is_blocking() {
             return Ok(());
         }
         let recorder = self.context.recorder();
         let _wait = recorder.begin(Operation::Ready);
-        match self.context.poll(self.context.deadline(), || self.handle.poll()) {
+        match self.context.poll(limit, || self.handle.poll()) {
             Err(Error::State(StateError::DeadlinePassed { waited })) => {
                 recorder.print();
                 start_abort_and_log(&self.handle);
                 Err(StateError::NotReturned { operation, waited }.into())
+            }
+            Err(interrupted @ Error::State(StateError::Interrupted)) => {
+                start_abort_and_log(&self.handle);
+                Err(interrupted)
             }
             result => result,
         }
@@ -286,6 +326,8 @@ impl Drop for Inner {
             return abort_and_log(&self.handle);
         }
         if self.end == End::Foreign
+            // Otherwise, the streams are waited for: what is in progress may not be there yet.
+            && self.handle.poll().unwrap_or(true)
             && !self.resources.get_mut().iter().any(|tracked| tracked.open().is_some())
         {
             self.handle.set_status(Status::Destroyed);
@@ -307,7 +349,7 @@ impl Drop for Inner {
             log(self.resume_to_end());
             self.close_resources_and_log();
         }
-        log(self.end());
+        log(self.end(self.context.deadline().or(Some(READY_LIMIT))));
     }
 }
 
@@ -319,7 +361,7 @@ fn log(result: Result<()>) {
 
 impl Communicator {
     /// Waits until `operation` of a non-blocking communicator is done; fails if it failed. After
-    /// the job's deadline, aborts the communicator.
+    /// the job's deadline or an interrupt, aborts the communicator.
     pub(crate) fn wait_until_ready(&self, operation: &'static str) -> Result<()> {
         self.inner.wait_until_ready(operation)
     }

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use crate::device::abort::{AbortFlag, AbortFlags};
 use crate::device::{Health, KeepAlive};
 use crate::error::{AbortCause, Error, Result, StateError};
-use crate::machine::{CallLock, Held, Machine, Task, Wakes};
+use crate::machine::{CallLock, Held, Machine, Shared, Wakes};
 use crate::sys::nccl::Nccl;
 use crate::sys::nccl::call::{Call, CommPtr, CommSlot, Out};
 use crate::sys::nccl::calls;
@@ -60,6 +60,17 @@ impl Status {
     }
 }
 
+/// The abort of a communicator.
+pub(crate) enum Aborting {
+    /// No abort has begun, or no thread could be started for it.
+    No,
+    Running,
+    /// Running after a wait for its end.
+    Late,
+    /// Done. The first wait takes the result.
+    Over(Result<()>),
+}
+
 /// An NCCL communicator with its state.
 pub(crate) struct Handle {
     nccl: Arc<Nccl>,
@@ -69,8 +80,11 @@ pub(crate) struct Handle {
     busy: CallLock,
     /// Calls on other threads that have not returned. Incremented only while `busy` is held.
     calls: AtomicUsize,
-    /// The abort, while it is in progress.
-    aborting: Mutex<Option<Task<()>>>,
+    /// Held by the thread that finalizes or destroys it.
+    ending: CallLock,
+    aborting: Shared<Aborting>,
+    /// Whether NCCL has revoked it, which it does once.
+    is_revoked: AtomicBool,
     rank: usize,
     blocking: bool,
     health: Arc<Health>,
@@ -96,7 +110,8 @@ impl Handle {
         is_foreign: bool,
     ) -> Self {
         let status = AtomicU8::new(Status::Live as u8);
-        let (busy, calls, aborting, flags) = Default::default();
+        let aborting = Shared::new(nccl.machine().clone(), Aborting::No);
+        let (busy, ending, calls, is_revoked, flags) = Default::default();
         let (left_ranks_waiting, kept, averages) = Default::default();
         Self {
             nccl,
@@ -104,7 +119,9 @@ impl Handle {
             status,
             busy,
             calls,
+            ending,
             aborting,
+            is_revoked,
             rank,
             blocking,
             health,
@@ -162,6 +179,22 @@ impl Handle {
             how: self.status().name(),
         });
         self.health.check().err().unwrap_or(state)
+    }
+
+    /// Waits, for at most `limit`, while another thread finalizes or destroys the communicator.
+    /// This thread can do so while the result lives.
+    pub(crate) fn begin_end(&self, limit: Option<Duration>) -> Result<Held<'_>> {
+        self.ending.lock(self.machine(), limit, || Ok(()))
+    }
+
+    /// Notes that NCCL has revoked the communicator.
+    pub(crate) fn set_revoked(&self) {
+        self.is_revoked.store(true, Ordering::Release);
+    }
+
+    /// Returns whether NCCL has revoked the communicator, and refuses to do so again.
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.is_revoked.load(Ordering::Acquire)
     }
 
     /// Locks the communicator for calls; fails unless its status is one of `allowed`.
@@ -265,16 +298,20 @@ impl Handle {
     }
 
     /// Marks the communicator aborted, and ends the waits of its kernels and of host threads for
-    /// other ranks. Returns true if the communicator had not ended before; then the caller frees
-    /// it.
+    /// other ranks. Returns true if the caller frees it: it had not ended before, and no other
+    /// thread frees it.
     pub(crate) fn begin_abort(&self) -> bool {
-        if !self.set_status(Status::Aborted) {
-            return false;
+        if self.set_status(Status::Aborted) {
+            // Kernels first: an NCCL abort waits for them.
+            self.flags.raise(AbortCause::CommunicatorAborted);
+            self.machine().notify();
         }
-        // Kernels first: an NCCL abort waits for them.
-        self.flags.raise(AbortCause::CommunicatorAborted);
-        self.machine().notify();
-        true
+        let mut aborting = self.aborting.lock();
+        let begins = self.is_aborted() && matches!(*aborting, Aborting::No);
+        if begins {
+            *aborting = Aborting::Running;
+        }
+        begins
     }
 
     /// Returns whether another library frees the communicator.
@@ -302,8 +339,8 @@ impl Handle {
         Ok(taken)
     }
 
-    /// Returns the abort in progress, to wait for.
-    pub(crate) fn aborting(&self) -> &Mutex<Option<Task<()>>> {
+    /// Returns the abort, to wait for.
+    pub(crate) fn aborting(&self) -> &Shared<Aborting> {
         &self.aborting
     }
 
@@ -311,7 +348,8 @@ impl Handle {
     /// another thread makes a call, the operations of a non-blocking communicator count as not
     /// done.
     pub(crate) fn poll(&self) -> Result<bool> {
-        match self.try_enter(&[Status::Live, Status::Revoked, Status::Finalized])? {
+        let allowed = [Status::Live, Status::Suspended, Status::Revoked, Status::Finalized];
+        match self.try_enter(&allowed)? {
             Some(entered) => entered.poll(),
             None => Ok(self.blocking),
         }
@@ -397,7 +435,7 @@ impl Entered<'_> {
     /// Replaces the result by an error if the communicator was aborted, unless the result says why.
     pub(crate) fn or_aborted<T>(&self, result: Result<T>) -> Result<T> {
         match result {
-            Err(Error::State(StateError::NotReturned { .. })) => result,
+            Err(Error::State(StateError::NotReturned { .. } | StateError::Interrupted)) => result,
             _ if self.handle.is_aborted() => Err(self.handle.ended()),
             _ => result,
         }

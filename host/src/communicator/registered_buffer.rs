@@ -57,7 +57,8 @@ struct Inner {
 
 impl Communicator {
     /// Registers memory for zero-copy collectives, until the communicator ends or the result is
-    /// [closed](RegisteredBuffer::close). Each rank registers its own buffers.
+    /// [closed](RegisteredBuffer::close). Each rank registers its own buffers. When the end of a
+    /// [`group`](crate::group()) fails, its registrations may have taken effect.
     ///
     /// NCCL: `ncclCommRegister`.
     ///
@@ -169,7 +170,7 @@ impl RegisteredBuffer {
     /// [`Error::Nccl`].
     pub fn close(&self) -> Result<()> {
         refuse_inside("the end of a registration")?;
-        self.inner.close_for_user()
+        self.inner.close_or_hold()
     }
 }
 
@@ -193,11 +194,23 @@ impl Inner {
         self.handle_if_registered()
     }
 
+    /// Returns whether the call was successful. It takes effect at once in an NCCL group, which may
+    /// fail afterwards.
+    fn is_registered(&self) -> bool {
+        match self.state.get() {
+            CallState::Made => true,
+            CallState::Failed => self.handle.get() != 0,
+            CallState::Deferred => false,
+        }
+    }
+
     /// Returns the handle, also while another thread closes it.
     fn handle_if_registered(&self) -> Result<u64> {
         let rank = self.communicator.rank();
         match self.state.get() {
-            CallState::Made if self.communicator.status() < Status::Destroyed => {
+            CallState::Made | CallState::Failed
+                if self.is_registered() && self.communicator.status() < Status::Destroyed =>
+            {
                 Ok(self.handle.get())
             }
             CallState::Deferred => {
@@ -206,26 +219,6 @@ impl Inner {
             }
             _ => Err(StateError::Closed { what: self.name(), rank }.into()),
         }
-    }
-
-    /// Closes it; if a graph may use it, the registration ends with the graph.
-    fn close_for_user(&self) -> Result<()> {
-        self.communicator.refuse_suspended()?;
-        let Some(ending) = self.life.begin_end(&self.context)? else { return Ok(()) };
-        let mut is_held = false;
-        if self.handle_if_registered().is_ok() && self.memory.lock().is_some() {
-            self.context.refuse_capturing("a registration is ended")?;
-            self.context.hold(self.created_at, || {
-                is_held = true;
-                self.held()
-            });
-        }
-        if is_held {
-            ending.done();
-            return Ok(());
-        }
-        drop(ending);
-        self.close()
     }
 
     /// Returns the same registration, for a graph, with the memory.
@@ -250,7 +243,7 @@ impl Resource for Inner {
     }
 
     fn is_open(&self) -> bool {
-        self.life.is_open() && self.state.get() != CallState::Failed
+        self.life.is_open() && (self.state.get() == CallState::Deferred || self.is_registered())
     }
 
     fn close(&self) -> Result<()> {
@@ -282,6 +275,25 @@ impl Resource for Inner {
             std::mem::forget(memory);
         }
         ended
+    }
+
+    fn close_or_hold(&self) -> Result<()> {
+        self.communicator.refuse_suspended()?;
+        let Some(ending) = self.life.begin_end(&self.context)? else { return Ok(()) };
+        let mut is_held = false;
+        if self.handle_if_registered().is_ok() && self.memory.lock().is_some() {
+            self.context.refuse_capturing("a registration is ended")?;
+            self.context.hold(self.created_at, || {
+                is_held = true;
+                self.held()
+            });
+        }
+        if is_held {
+            ending.done();
+            return Ok(());
+        }
+        drop(ending);
+        self.close()
     }
 }
 

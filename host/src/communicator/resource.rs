@@ -2,6 +2,7 @@
 
 use devcomm_types::Element;
 
+use super::comm::Inner;
 use super::{
     BorrowedRegistration, Communicator, CustomReduceOp, DevCommResource, RegisteredBuffer, Window,
 };
@@ -78,8 +79,9 @@ impl CommResource for BorrowedRegistration {
 
 impl Communicator {
     /// Closes what was created from the communicator and is still open: windows, registered
-    /// buffers, operators, device communicators and graphs, newest first, after waiting for this
-    /// rank's streams. The communicator can still be used.
+    /// buffers, operators, device communicators and graphs of its operations, newest first, after
+    /// waiting for this rank's streams. What another graph may use ends with that graph. The
+    /// communicator can still be used.
     ///
     /// # Errors
     ///
@@ -92,6 +94,9 @@ impl Communicator {
         refuse_inside("the end of resources")?;
         self.refuse_suspended()?;
         self.context().synchronize_streams()?;
-        self.inner.close_resources()
+        self.context().free_postponed();
+        // Taken first: what a graph gets is added to the list.
+        let resources = std::mem::take(&mut *self.inner.resources.lock());
+        Inner::close_each(resources.into_iter().rev(), |resource| resource.close_or_hold())
     }
 }

@@ -315,7 +315,7 @@ impl<T: Element> Window<T> {
     #[doc(alias = "ncclCommWindowDeregister")]
     pub fn close(&self) -> Result<()> {
         refuse_inside("the end of a window")?;
-        self.inner.close_for_user()
+        self.inner.close_or_hold()
     }
 
     /// Copies `data` to this rank's first `data.len()` elements.

@@ -20,6 +20,9 @@ use crate::sys::cuda::graph::CaptureInfo;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CreationTime(u64);
 
+/// When the capture of another library ends: it is not known.
+const FOREIGN: CreationTime = CreationTime(u64::MAX);
+
 /// The graphs of a context that hold objects.
 #[derive(Default)]
 pub(super) struct Holds {
@@ -105,7 +108,7 @@ impl Context {
         if *last == Some(capture.id) {
             return Ok(());
         }
-        let hold = Arc::new(Hold::new(CreationTime(u64::MAX)));
+        let hold = Arc::new(Hold::new(FOREIGN));
         capture.give(Box::new(EndOfGraph(Arc::clone(&hold))))?;
         self.holds().live.lock().push(hold);
         *last = Some(capture.id);
@@ -132,16 +135,24 @@ impl Context {
     /// Gives the result of `moved` to a graph that may use an object created at `created_at`, if
     /// there is one.
     pub(crate) fn hold<T: Any + Send>(&self, created_at: CreationTime, moved: impl FnOnce() -> T) {
-        if let Some(holder) = self.holder(created_at) {
+        self.hold_by(|hold| created_at < hold.captured, moved);
+    }
+
+    /// Does the same for graphs of other libraries only.
+    pub(crate) fn hold_for_others<T: Any + Send>(
+        &self,
+        created_at: CreationTime,
+        moved: impl FnOnce() -> T,
+    ) {
+        self.hold_by(|hold| created_at < hold.captured && hold.captured == FOREIGN, moved);
+    }
+
+    fn hold_by<T: Any + Send>(&self, may_use: impl Fn(&Hold) -> bool, moved: impl FnOnce() -> T) {
+        let is_holder = |hold: &&Arc<Hold>| may_use(hold) && !hold.is_over.load(Ordering::Acquire);
+        let holder = self.holds().live.lock().iter().find(is_holder).cloned();
+        if let Some(holder) = holder {
             let moved = Box::new(moved());
             holder.held.lock().push(moved);
         }
-    }
-
-    fn holder(&self, created_at: CreationTime) -> Option<Arc<Hold>> {
-        let live = self.holds().live.lock();
-        let may_use =
-            |hold: &&Arc<Hold>| created_at < hold.captured && !hold.is_over.load(Ordering::Acquire);
-        live.iter().find(may_use).cloned()
     }
 }

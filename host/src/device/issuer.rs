@@ -59,6 +59,11 @@ pub(crate) trait Resource: Send + Sync {
     /// Closes it. Idempotent.
     fn close(&self) -> Result<()>;
 
+    /// Does the same, while its issuer goes on: if a graph may use it, it ends with the graph.
+    fn close_or_hold(&self) -> Result<()> {
+        self.close()
+    }
+
     /// Fails if it is closed. `rank` is for the message.
     fn require_open(&self, rank: usize) -> Result<()> {
         if self.is_open() {

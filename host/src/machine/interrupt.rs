@@ -37,8 +37,10 @@ impl Drop for ReplacedCheck {
 /// ranks, it asks `is_interrupted` about every 50 ms; once that is true, the call fails with
 /// [`StateError::Interrupted`]. A nested call of `interruptible` within `f` uses its own check.
 ///
-/// Work that was enqueued goes on. A rank whose exchange with other ranks is interrupted, such as a
-/// barrier or the making of a communicator, counts as lost, since the others go on without it.
+/// Work that was enqueued goes on. A communicator is aborted when its call that creates or ends
+/// something on all ranks is interrupted. A rank whose exchange with other ranks is interrupted,
+/// such as a barrier or the making of a communicator, counts as lost, since the others go on
+/// without it.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicBool, Ordering};

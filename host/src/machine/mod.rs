@@ -31,7 +31,7 @@ pub(crate) use self::interrupt::uninterrupted;
 pub(crate) use self::shared::Shared;
 #[cfg(feature = "simulator")]
 use self::simulated::Simulated;
-pub(crate) use self::threads::{Task, message};
+pub(crate) use self::threads::message;
 use crate::error::{DriverError, Result, StateError};
 
 /// The environment variable that selects the simulator: `4`, or `4,team=2,seed=7`.

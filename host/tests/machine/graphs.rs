@@ -378,3 +378,23 @@ fn what_is_dropped_when_a_capture_ends_is_held_by_its_graph() {
         });
     }
 }
+
+#[test]
+fn what_a_graph_of_kernels_may_use_is_held_when_all_resources_are_closed() {
+    ranks(1, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        rank.load(&NO_PTX)?;
+        let window = comm.window::<f32>(COUNT)?;
+        // SAFETY: one thread.
+        let launch = || unsafe { add_one::args(&window).grid(1).block(1).launch(&stream) };
+        let graph = stream.capture(launch)?;
+        makes_no_calls(rank, || comm.close_all().unwrap());
+        assert!(!window.is_valid() && graph.is_valid());
+        graph.launch(&stream)?;
+        stream.synchronize()?;
+        assert_eq!(contents(&window)[0], 1.0);
+        let ((), log) = logged(rank, || drop(graph));
+        assert_eq!(log.last().unwrap(), "ncclCommWindowDeregister", "{log:?}");
+        Ok(())
+    });
+}

@@ -379,3 +379,47 @@ fn a_group_that_nccl_refuses_makes_nothing_and_says_which_call() {
     };
     world.run(refused).unwrap();
 }
+
+/// NCCL's group does not know of a registration that failed.
+#[test]
+fn a_group_with_a_call_that_fails_at_once_starts_nothing() {
+    let world = world(2);
+    inject(&world, "ncclCommRegister", None, Effect::Fail(1));
+    let ran: Result<Vec<()>> = world.run(|rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let b = filled(comm, &[1.0_f32; 3])?;
+        let failed = group(|_| {
+            comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
+            comm.register_buffer(&b).map(drop)
+        });
+        let text = failed.unwrap_err().to_string();
+        assert!(text.contains("ncclCommRegister"), "{text}");
+        stream.synchronize()?;
+        assert_eq!(contents(&b), [1.0; 3]);
+        comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
+        assert_eq!(contents(&b), [2.0; 3]);
+        Ok(())
+    });
+    ran.unwrap();
+}
+
+#[test]
+fn a_registration_in_a_group_that_fails_later_is_ended() {
+    let world = world(2);
+    let ran: Result<Vec<()>> = world.run(|rank| {
+        let comm = rank.new_communicator(&CommConfig::new())?;
+        let b = comm.mem_alloc::<f32>(3)?;
+        inject(&world, "ncclAllReduce", rank.device(), Effect::Fail(1));
+        let mut registered = None;
+        let failed = group(|_| {
+            registered = Some(comm.register_buffer(&b)?);
+            comm.all_reduce(&b, &b, ReduceOp::Sum, &rank.stream()?)
+        });
+        assert!(failed.is_err());
+        drop(b);
+        let log = calls(rank, || registered.unwrap().close())?;
+        assert_eq!(log, ["ncclCommDeregister", "ncclMemFree"]);
+        Ok(())
+    });
+    ran.unwrap();
+}

@@ -1,10 +1,13 @@
 //! Tests of waits that are interrupted, and of worlds within worlds.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use devcomm_host::{Error, Rank, ReduceOp, Result, StateError, World, WorldError, interruptible};
+use devcomm_host::{
+    CommConfig, Error, Rank, ReduceOp, Result, StateError, World, WorldError, interruptible,
+};
 
-use crate::support::{assert_invalid, contents, filled, ranks, world};
+use crate::support::{assert_invalid, contents, count, filled, log_of, ranks, world};
 
 fn assert_interrupted<T: std::fmt::Debug>(result: Result<T>) {
     assert!(matches!(result, Err(Error::State(StateError::Interrupted))), "{result:?}");
@@ -53,4 +56,18 @@ fn a_world_within_a_world_is_refused() {
     });
     // The thread that runs worlds is that of no rank.
     other.run(|rank: &Rank| rank.barrier()).unwrap();
+}
+
+#[test]
+fn what_an_interrupted_call_may_still_use_is_not_freed_and_its_communicator_is_aborted() {
+    ranks(1, |rank| {
+        let comm = rank.new_communicator(&CommConfig::new().blocking(false))?;
+        comm.wait(Duration::from_secs(5))?;
+        assert_interrupted(interruptible(|| true, || comm.window::<f32>(8)));
+        assert!(!comm.is_valid());
+        comm.abort()?;
+        let log = log_of(rank);
+        assert_eq!(["ncclCommAbort", "ncclMemFree"].map(|call| count(&log, call)), [1, 0]);
+        Ok(())
+    });
 }

@@ -1,17 +1,15 @@
 //! Tests of the end of communicators and of the resources created from them.
 
-use std::time::Duration;
-
 use devcomm_host::{
     AbortHandle, Buffer, CommConfig, CommResource, Communicator, Context, DevCommRequirements,
     DeviceSlice, Error, LaunchConfig, LaunchError, LaunchRefusal, MemoryStat, Rank, ReduceOp,
-    Result, StateError, World,
+    Result, World,
 };
 
 use crate::kernels::{COUNT, NO_PTX, launch_store_count};
 use crate::support::{
-    assert_closed, assert_ended, assert_invalid, calls, contents, count, filled, log_in, logged,
-    makes_no_calls, ranks,
+    assert_closed, assert_ended, assert_invalid, calls, count, log_in, logged, makes_no_calls,
+    ranks,
 };
 
 const _: () = {
@@ -404,56 +402,6 @@ fn communicators_of_one_thread_end_one_by_one() {
     for gpu in 0..2 {
         assert_eq!(count(&log_in(&ran.world, gpu), "ncclCommDestroy"), 1);
     }
-}
-
-/// The longest time until a communicator that does not block is ready.
-const LIMIT: Duration = Duration::from_secs(5);
-
-#[test]
-fn a_communicator_that_does_not_block_is_waited_for() {
-    ranks(2, |rank| {
-        let comm = rank.new_communicator(&CommConfig::new().blocking(false))?;
-        assert!(!comm.is_ready()?);
-        comm.wait(LIMIT)?;
-        assert!(comm.is_ready()?);
-        let (b, stream) = (filled(&comm, &[1.0_f32; 2])?, rank.stream()?);
-        comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
-        match comm.all_reduce(&b, &b, ReduceOp::Sum, &stream) {
-            Err(Error::State(StateError::InProgress { operation: "ncclAllReduce", rank: r })) => {
-                assert_eq!(r, rank.rank());
-            }
-            other => panic!("{other:?}"),
-        }
-        comm.wait(LIMIT)?;
-        comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
-        stream.synchronize()?;
-        assert_eq!(contents(&b), [4.0; 2]);
-        let child = comm.split(Some(0), 0, &CommConfig::new())?.unwrap();
-        assert_eq!((child.rank(), child.n_ranks()), (rank.rank(), 2));
-        child.destroy()?;
-        comm.destroy()
-    });
-}
-
-#[test]
-fn windows_of_a_communicator_that_does_not_block_are_good_for_use() {
-    let ran = ranks(2, |rank| {
-        let comm = rank.new_communicator(&CommConfig::new().blocking(false))?;
-        assert!(matches!(comm.window::<f32>(8), Err(Error::State(StateError::InProgress { .. }))));
-        comm.wait(LIMIT)?;
-        let alone = comm.window::<f32>(8)?;
-        let (window, dev, dropped) = devcomm_host::group(|_| {
-            let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
-            Ok::<_, Error>((comm.window::<f32>(8)?, dev, comm.window::<f32>(8).map(drop)))
-        })?;
-        dropped?;
-        assert!(alone.is_valid() && window.is_valid() && dev.is_valid());
-        assert_eq!(window.user_pointer()?, window.device_address());
-        assert_eq!(dev.dev_comm()?.lsa_barrier.n_barriers, 1);
-        comm.destroy()
-    });
-    let deregistered = |gpu| count(&log_in(&ran.world, gpu), "ncclCommWindowDeregister");
-    assert_eq!([deregistered(0), deregistered(1)], [3; 2]);
 }
 
 #[test]

@@ -10,8 +10,12 @@ use std::time::Duration;
 use devcomm_host::cudarc::driver::sys::{
     CUevent, CUgraphExec, CUresult, CUstream, CUstreamCaptureMode,
 };
-use devcomm_host::{Effect, Rank, ReduceOp, Result, SimulatedMachine, Stream, StreamOrder, group};
+use devcomm_host::{
+    DevCommRequirements, Effect, LaunchConfig, Rank, ReduceOp, Result, SimulatedMachine, Stream,
+    StreamOrder, group,
+};
 
+use crate::kernels::{COUNT, NO_PTX, launch_store_count};
 use crate::support::{
     assert_capturing, contents, count, filled, inject, log_in, log_of, makes_no_calls, pause,
     ranks, world,
@@ -263,4 +267,32 @@ fn the_order_of_operations_does_not_use_a_stream_that_was_dropped() {
     });
     // Nothing keeps the context.
     assert_eq!(log_in(&ran.world, 0).last().unwrap(), "cuDevicePrimaryCtxRelease");
+}
+
+#[test]
+fn what_is_closed_lasts_as_long_as_the_graph_of_another_library_with_kernels_that_may_use_it() {
+    for closes_all in [false, true] {
+        ranks(2, |rank| {
+            let (comm, stream) = (rank.communicator()?, rank.stream()?);
+            rank.load(&NO_PTX)?;
+            let window = comm.window::<f32>(COUNT)?;
+            let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+            let launch = || launch_store_count(&stream, LaunchConfig::new(1, 32), (&dev, &window));
+            let exec = captured(&stream, launch)?;
+            makes_no_calls(rank, || match closes_all {
+                true => comm.close_all().unwrap(),
+                false => dev.close().unwrap(),
+            });
+            assert!(!dev.is_valid() && window.is_valid() != closes_all);
+            let launched = cuda!(cuGraphLaunch(exec, stream.as_raw() as CUstream));
+            assert_eq!(launched, CUresult::CUDA_SUCCESS);
+            stream.synchronize()?;
+            assert_eq!(contents(&window)[rank.rank()], COUNT as f32);
+            assert_eq!(cuda!(cuGraphExecDestroy(exec)), CUresult::CUDA_SUCCESS);
+            // What the graph has held is freed with the next object.
+            drop(comm.window::<f32>(8)?);
+            assert_eq!(count(&log_of(rank), "ncclDevCommDestroy"), 1);
+            Ok(())
+        });
+    }
 }

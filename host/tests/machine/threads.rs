@@ -411,3 +411,28 @@ fn a_panic_of_a_thread_in_a_scope_is_the_ranks() {
         other => panic!("{other:?}"),
     }
 }
+
+#[test]
+fn threads_that_end_clones_of_a_communicator_end_it_once() {
+    in_many_orders(2, |rank| {
+        let before = log_of(rank).len();
+        for finalizes in [false, true] {
+            let comm = rank.new_communicator(&CommConfig::new())?;
+            let _window = comm.window::<f32>(8)?;
+            let clone = comm.clone();
+            let other = later(rank, Duration::ZERO, move || match finalizes {
+                false => clone.destroy(),
+                true => match clone.finalize() {
+                    Err(Error::State(StateError::CommunicatorEnded { .. })) => Ok(()),
+                    finalized => finalized,
+                },
+            });
+            comm.destroy()?;
+            other.join()?;
+        }
+        let log = &log_of(rank)[before..];
+        let ends = ["ncclCommFinalize", "ncclCommDestroy", "ncclCommAbort"];
+        assert_eq!(ends.map(|end| count(log, end)), [2, 2, 0], "{log:#?}");
+        Ok(())
+    });
+}

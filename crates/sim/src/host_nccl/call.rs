@@ -172,7 +172,7 @@ fn run(name: &'static str, comm: RawComm, is_grouped: bool, begin: Box<Begin<'_>
             core.faults().leave(&entry, code);
             match (&outcome, entry.effect) {
                 (Err(error), _) if is_grouped => core.nccl.fail_group(client_id, error),
-                (Ok(_), Some(Effect::Later(code))) => core.nccl.fail_later(comm, code, name),
+                (Ok(_), Some(Effect::Later(code))) => core.nccl.fail_later(core, comm, code, name),
                 _ => {}
             }
             Poll::Ready(outcome)

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use devcomm_sys::nccl::{RawComm, SUCCESS};
 use litemap::LiteMap;
 
-use super::call::{CallProgress, NcclError, UNHANDLED_CUDA_ERROR, call, call_ungrouped};
+use super::call::{NcclError, UNHANDLED_CUDA_ERROR, call_ungrouped};
 use crate::driver;
 use crate::memory::{Allocation, Owner, Pages, WindowPart, last_until};
 
@@ -79,14 +79,15 @@ pub(super) unsafe extern "C" fn free(address: *mut c_void) -> c_int {
     })
 }
 
-/// Returns a handle and does nothing else: the simulator's collectives need no registration.
+/// Returns a handle and does nothing else: the simulator's collectives need no registration. It is
+/// made at once, also in a group, whose end does not know of its failure.
 pub(super) unsafe extern "C" fn register(
     comm: RawComm,
     address: *mut c_void,
     bytes: usize,
     handle: *mut *mut c_void,
 ) -> c_int {
-    call("ncclCommRegister", comm, |cx| {
+    call_ungrouped("ncclCommRegister", comm, |cx| {
         cx.note(|| bytes.to_string());
         let rank_comm = cx.live(comm)?;
         cx.check_access(&rank_comm, address.addr(), bytes)?;
@@ -95,15 +96,15 @@ pub(super) unsafe extern "C" fn register(
         let result = if cx.injects_null() { 0 } else { new };
         // SAFETY: the program passes a valid out pointer, as NCCL requires.
         unsafe { handle.write(result as *mut c_void) };
-        Ok(CallProgress::Done(SUCCESS))
+        Ok(())
     })
 }
 
 pub(super) unsafe extern "C" fn deregister(comm: RawComm, handle: *mut c_void) -> c_int {
-    call("ncclCommDeregister", comm, |cx| {
+    call_ungrouped("ncclCommDeregister", comm, |cx| {
         let rank_comm = cx.rank_comm(comm)?;
         match rank_comm.buffers.borrow_mut().remove(&(handle as u64)) {
-            true => Ok(CallProgress::Done(SUCCESS)),
+            true => Ok(()),
             false => Err(NcclError::argument("not a registered buffer of the communicator")),
         }
     })

@@ -85,9 +85,14 @@ impl State {
     }
 
     /// Sets an injected asynchronous error, after the call `after`.
-    pub(super) fn fail_later(&self, comm: RawComm, code: c_int, after: &str) {
+    pub(super) fn fail_later(&self, core: &Core, comm: RawComm, code: c_int, after: &str) {
         if let Some(rank_comm) = self.rank_comms.borrow().get(&(comm as u64)) {
+            let is_first = rank_comm.error.borrow().is_none();
             rank_comm.fail(&NcclError::new(code, format!("injected fault after {after}")));
+            if is_first {
+                // Waiting threads must poll again.
+                core.notify();
+            }
         }
     }
 }

@@ -223,7 +223,9 @@ impl DevCommResource {
         self.inner.flag.stuck()
     }
 
-    /// Frees the resources, after waiting for this rank's streams. Idempotent.
+    /// Frees the resources, after waiting for this rank's streams or, if a graph of another library
+    /// may use them, with that graph. Graphs of this crate are refused once they are freed.
+    /// Idempotent.
     ///
     /// NCCL: `ncclDevCommDestroy`.
     ///
@@ -233,7 +235,7 @@ impl DevCommResource {
     /// [`StateError::InGroup`](crate::StateError::InGroup), [`Error::Nccl`].
     pub fn close(&self) -> Result<()> {
         refuse_inside("the end of a device communicator")?;
-        self.inner.close()
+        self.inner.close_or_hold()
     }
 }
 
@@ -260,13 +262,7 @@ impl Inner {
                 return Err(StateError::Closed { what: self.name(), rank }.into());
             }
         }
-        if self.dev_comm.get().is_none() && !self.communicator.is_ready()? {
-            return Err(StateError::InProgress {
-                operation: "the use of a device communicator",
-                rank,
-            }
-            .into());
-        }
+        // It is complete, also for a non-blocking communicator: the call was waited for.
         let Addresses(dev_comm) = self.dev_comm.get_or_init(|| {
             let abort_flag = self.flag.device_flag() as *mut u32;
             let [requested_signals, requested_counters] = self.requested;
@@ -280,13 +276,13 @@ impl Inner {
 impl Inner {
     /// Returns the same device communicator, to be dropped later than `self`. It ends with its
     /// communicator, too: NCCL's end of that may wait for it.
-    fn moved(&self) -> Arc<Self> {
+    fn moved(&self, life: Lifecycle) -> Arc<Self> {
         let moved = Arc::new(Self {
             out: self.out.clone(),
             state: self.state.clone(),
             dev_comm: self.dev_comm.clone(),
             flag: Arc::clone(&self.flag),
-            life: self.life.take(),
+            life,
             requested: self.requested,
             lowered: self.lowered.clone(),
             communicator: self.communicator.clone(),
@@ -342,6 +338,27 @@ impl Resource for Inner {
         context.close_abort_flag(&self.flag);
         released
     }
+
+    fn close_or_hold(&self) -> Result<()> {
+        self.communicator.refuse_suspended()?;
+        let context = self.communicator.context();
+        let Some(ending) = self.life.begin_end(context)? else { return Ok(()) };
+        let mut is_held = false;
+        if self.created().is_ok() {
+            context.refuse_capturing("a device communicator is closed")?;
+            // A graph of this crate finds it closed when it is launched.
+            context.hold_for_others(self.created_at, || {
+                is_held = true;
+                self.moved(Lifecycle::default())
+            });
+        }
+        if is_held {
+            ending.done();
+            return Ok(());
+        }
+        drop(ending);
+        self.close()
+    }
 }
 
 // SAFETY: NCCL wrote the value, or `info` says `closed`, which a launch refuses; a drop waits for
@@ -372,7 +389,8 @@ impl Drop for Inner {
         if !self.life.is_open() || context.is_rank_lost() {
             return;
         }
-        if !context.can_free_or_hold("a device communicator", self.created_at, || self.moved()) {
+        let moved = || self.moved(self.life.take());
+        if !context.can_free_or_hold("a device communicator", self.created_at, moved) {
             return;
         }
         if let Err(error) = self.close() {

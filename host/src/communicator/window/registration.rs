@@ -38,9 +38,7 @@ impl Inner {
             }
             .into());
         }
-        if self.handle.get() == 0 && !self.communicator.is_ready()? {
-            return Err(StateError::InProgress { operation: "the use of a window", rank }.into());
-        }
+        // A call that was made is complete, also for a non-blocking communicator.
         match self.handle.get() {
             0 => Err(DevCommError::NoWindow { rank, bytes: self.bytes }.into()),
             handle => Ok(handle),
@@ -74,26 +72,6 @@ impl Inner {
         }
     }
 
-    /// Closes it; if a graph may use it, the registration ends with the graph.
-    pub(super) fn close_for_user(&self) -> Result<()> {
-        let context = self.communicator.context();
-        let Some(ending) = self.life.begin_end(context)? else { return Ok(()) };
-        let mut is_held = false;
-        if self.handle_if_registered().is_ok() {
-            context.refuse_capturing("a window is closed")?;
-            context.hold(self.created_at, || {
-                is_held = true;
-                self.registration(Lifecycle::default(), self.allocation())
-            });
-        }
-        if is_held {
-            ending.done();
-            return Ok(());
-        }
-        drop(ending);
-        self.close()
-    }
-
     /// Leaks the memory: a GPU may still use it.
     fn leak(&self) {
         std::mem::forget(self.memory.lock().take());
@@ -124,14 +102,18 @@ impl Resource for Inner {
                 return Ok(());
             }
         };
-        if communicator.handle().may_peers_access_forever() {
+        let may_peers_access_forever = || communicator.handle().may_peers_access_forever();
+        if !may_peers_access_forever() {
+            context.refuse_capturing("a window is closed")?;
+            context.drain()?;
+        }
+        // Also if an abort has ended kernels during the wait.
+        if may_peers_access_forever() {
             ending.done();
             let deregister = move |comm| calls::deregister_window(comm, handle);
             communicator.handle().keep_until_end(self.allocation(), deregister);
             return Ok(());
         }
-        context.refuse_capturing("a window is closed")?;
-        context.drain()?;
         context.bind_to_free();
         // This rank's streams are idle; that peers are done is part of the contract of launches.
         let ended = communicator.release(|comm| calls::deregister_window(comm, handle));
@@ -141,6 +123,25 @@ impl Resource for Inner {
             self.leak();
         }
         ended
+    }
+
+    fn close_or_hold(&self) -> Result<()> {
+        let context = self.communicator.context();
+        let Some(ending) = self.life.begin_end(context)? else { return Ok(()) };
+        let mut is_held = false;
+        if self.handle_if_registered().is_ok() {
+            context.refuse_capturing("a window is closed")?;
+            context.hold(self.created_at, || {
+                is_held = true;
+                self.registration(Lifecycle::default(), self.allocation())
+            });
+        }
+        if is_held {
+            ending.done();
+            return Ok(());
+        }
+        drop(ending);
+        self.close()
     }
 }
 

@@ -1,5 +1,8 @@
 //! Making several calls in one NCCL group.
 
+use std::ffi::c_int;
+use std::ptr::{null, null_mut};
+
 use super::Nccl;
 use super::call::{Call, Out};
 use crate::error::Result;
@@ -37,6 +40,10 @@ pub(crate) unsafe fn make_all(
         });
         if made.is_err() {
             first = made;
+            // NCCL does not know of a failure on the host, nor of one of a call that it makes at
+            // once: it would start the operations before.
+            // SAFETY: the group was started above, on this thread.
+            let _ = unsafe { fail_group(nccl) };
             break;
         }
     }
@@ -52,4 +59,15 @@ pub(crate) unsafe fn make_all(
     };
     // If a call failed, the end of the group fails too, with less information.
     first.and_then(|()| nccl.check(operation, code, None))
+}
+
+/// Makes the thread's open group fail: its end starts nothing.
+///
+/// # Safety
+///
+/// A group is open on this thread.
+unsafe fn fail_group(nccl: &Nccl) -> Result<c_int> {
+    let (from, to, comm, stream) = (null(), null_mut(), null_mut(), null_mut());
+    // SAFETY: NCCL refuses a NULL communicator before it uses the other arguments.
+    unsafe { nccl.all_reduce(from, to, 0, 0, 0, comm, stream) }
 }
