@@ -116,6 +116,7 @@ impl ExpertParallel {
         self.form.group(self, rows, stream)?;
         self.stage.set(Stage::Grouped);
         self.grouped.set(capacity);
+        self.least_room.set(self.least_room.get().min(capacity));
         Ok(())
     }
 

@@ -16,7 +16,7 @@ use devcomm_kernels::expert_parallel::{Faults, Shape, Steps};
 
 use self::form::{Form, Launch, Outputs};
 use self::hybrid::{Division, Hybrid};
-use self::in_flight::InFlight;
+use self::in_flight::{Halves, InFlight};
 pub use self::in_flight::{Returning, Sent};
 use self::lsa::Lsa;
 pub use self::options::{ExpertParallelMemory, ExpertParallelOptions};
@@ -97,6 +97,8 @@ pub struct ExpertParallel {
     tokens: Cell<usize>,
     /// The rows for which the last `group` had room.
     grouped: Cell<usize>,
+    /// The fewest rows for which a `group` had room since the last check.
+    least_room: Cell<usize>,
 }
 
 /// What has been done of a step.
@@ -153,24 +155,21 @@ impl ExpertParallel {
         let ranks = comm.n_ranks();
         let own = || {
             let teams = comm.properties()?.n_lsa_teams;
-            let limits = comm.context().limits();
             let shape = options.shape(ranks, teams)?;
-            let divide = || Division::new(options, teams, ranks, limits.multiprocessors);
-            let division = (teams > 1).then(divide).transpose()?;
-            let files = match (division, options.rows) {
-                (Some(_), _) => HYBRID_FILES,
-                (None, Some(_)) => THROUGHPUT_FILES,
-                (None, None) => FILES,
+            let files = match options.rows {
+                _ if teams > 1 => HYBRID_FILES,
+                Some(_) => THROUGHPUT_FILES,
+                None => FILES,
             };
             let compiled = Kernels::load(comm.context(), &KERNELS.only(files))?;
-            Ok::<_, Error>((shape, division, compiled))
+            Ok(((shape, teams, compiled), comm.context().limits().multiprocessors))
         };
-        let own = own();
+        let ((shape, teams, compiled), multiprocessors) =
+            options.call(comm.collective(NAME)).agree(own())?;
         // In several LSA teams a block sends to the block with the same index in other ranks.
-        let blocks = own.as_ref().ok().and_then(|own| own.1).map(|division| division.blocks);
-        let call = options.call(comm.collective(NAME));
-        let call = call.option("blocks of several LSA teams", or_default(blocks));
-        let ((shape, division, compiled), _) = call.agree(own.map(|own| (own, ())))?;
+        let fewest = multiprocessors.into_iter().min().unwrap_or(0);
+        let divide = || Division::new(options, teams, ranks, fewest);
+        let division = (teams > 1).then(divide).transpose()?;
 
         let sent = options.sent(shape);
         let create_dev_comm = || comm.create_dev_comm(DevCommRequirements::new());
@@ -204,6 +203,7 @@ impl ExpertParallel {
             absent: Cell::new(0),
             tokens: Cell::new(0),
             grouped: Cell::new(0),
+            least_room: Cell::new(usize::MAX),
         })
     }
 
@@ -216,8 +216,14 @@ impl ExpertParallel {
     /// of the launch.
     pub fn dispatch(&self, tokens: Tokens<'_>, stream: &Stream) -> Result<()> {
         self.launch_dispatch(tokens, Steps::SEND | Steps::RECEIVE, stream)?;
-        self.stage.set(Stage::Received);
+        self.received(tokens.count);
         Ok(())
+    }
+
+    /// Records that the last dispatch was received, with this number of tokens of this rank.
+    fn received(&self, count: usize) {
+        self.tokens.set(count);
+        self.stage.set(Stage::Received);
     }
 
     /// Does the first half of [`dispatch`](Self::dispatch): sends the tokens. Work that is enqueued
@@ -225,7 +231,7 @@ impl ExpertParallel {
     /// Errors are those of [`dispatch`](Self::dispatch).
     pub fn start_dispatch(&self, tokens: Tokens<'_>, stream: &Stream) -> Result<Sent<'_>> {
         self.launch_dispatch(tokens, Steps::SEND, stream)?;
-        Ok(Sent(self.begin_flight(stream, None)?))
+        Ok(Sent(self.begin_flight(stream, Halves::Tokens(tokens.count))?))
     }
 
     fn launch_dispatch(&self, tokens: Tokens<'_>, steps: u32, stream: &Stream) -> Result<()> {
@@ -241,9 +247,7 @@ impl ExpertParallel {
             weights: address(context, "the weights of the tokens", &weights, 1, count * top_k)?,
             count: count as u32,
         };
-        Launch { experts: self, steps, stream }.dispatch(sent)?;
-        self.tokens.set(count);
-        Ok(())
+        Launch { experts: self, steps, stream }.dispatch(sent)
     }
 
     /// Returns the experts' results to the tokens: `output` gets for each token of the last
@@ -278,7 +282,8 @@ impl ExpertParallel {
     {
         let at = self.check_results(rows)?;
         Launch { experts: self, steps: Steps::SEND, stream }.combine(at, [0; 2])?;
-        Ok(Returning(self.begin_flight(stream, Some(rows.device_slice()))?))
+        let sent = Halves::Results(rows.device_slice());
+        Ok(Returning(self.begin_flight(stream, sent)?))
     }
 
     fn check_results(&self, rows: &impl Buffer<Element = bf16>) -> Result<u64> {
@@ -311,6 +316,7 @@ impl ExpertParallel {
     pub fn check(&self) -> Result<()> {
         let mut words = [0; Faults::WORDS];
         self.faults.copy_to_host(&mut words)?;
+        let least_room = self.least_room.replace(self.grouped.get());
         if words == [0; Faults::WORDS] {
             return Ok(());
         }
@@ -327,7 +333,7 @@ impl ExpertParallel {
             ));
         }
         let (whose, room) = match words[Faults::RANK].checked_sub(1) {
-            None => ("this rank".to_owned(), self.grouped.get()),
+            None => ("this rank".to_owned(), least_room),
             Some(rank) => (format!("rank {rank}"), self.most_rows()),
         };
         refuse(format!("the experts of {whose} need {rows} rows, and there was room for {room}"))
@@ -349,6 +355,9 @@ impl ExpertParallel {
     /// way, and in several LSA teams; those of the stream.
     pub fn set_absent(&self, ranks: &[usize], stream: &Stream) -> Result<()> {
         let word = self.form.absent()?;
+        let what = "ranks are declared absent";
+        self.communicator.context().refuse_capturing(what)?;
+        refuse_if!(stream.is_capturing()?, "{what} while the stream is captured");
         self.end_flight()?;
         let (me, n_ranks) = (self.communicator.rank(), self.communicator.n_ranks());
         let mut absent = 0;

@@ -18,3 +18,18 @@ fn smaller_types_have_larger_errors() {
     // A small sum that shares its scale with a large one.
     assert_eq!(Wire::E4m3.error_bound(1e-6, 131_072.0), 1.0);
 }
+
+#[test]
+fn the_error_of_rounding_to_bf16_is_within_the_bound() {
+    let largest = half::bf16::MAX.to_f32();
+    for bits in [1, 3, 0x4000, 0x8000, 0x1_8000, 0x7f_8000, 0x80_8000, 0x3f80_8000, 0x7f7f_7fff] {
+        let partial = f32::from_bits(bits);
+        let error = (half::bf16::from_f32(partial).to_f32() - partial).abs();
+        assert!(error <= Wire::Bf16.error_bound(partial, largest), "{partial:e}: {error:e}");
+    }
+    // These are rounded to infinity.
+    let bound = |wire: Wire, bits| wire.error_bound(f32::from_bits(bits), f32::MAX);
+    assert_eq!(bound(Wire::Bf16, 0x7f7f_8000), f32::INFINITY);
+    assert_eq!(bound(Wire::E4m3, 0x7f78_0000), f32::INFINITY);
+    assert!(bound(Wire::E4m3, 0x7f77_ffff).is_finite());
+}
