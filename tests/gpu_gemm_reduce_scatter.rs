@@ -192,7 +192,7 @@ fn a_measurement_decides_on_all_ranks_alike() {
     });
 }
 
-/// By its own multiprocessors alone, one rank would prepare the fused kernel and the other not.
+/// The ranks' own numbers of multiprocessors lead to different plans, of which one is fused.
 #[test]
 fn ranks_whose_gpus_differ_have_the_same_plan() {
     let gpus = Gpus::from(Simulation::new(2).multiprocessors_in_turn([4, 8]));

@@ -92,7 +92,7 @@ fn blocks_have_several_messages() {
     });
 }
 
-/// By its own multiprocessors alone, each rank would have messages of another number of tokens.
+/// The ranks' own numbers of multiprocessors lead to messages of different numbers of tokens.
 #[test]
 fn ranks_whose_gpus_differ_send_the_same_messages() {
     if Gpus::are_real() {

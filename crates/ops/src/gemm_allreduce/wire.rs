@@ -42,11 +42,14 @@ impl Wire {
             Self::F32 => 0.0,
             Self::Bf16 if overflows(9) => f32::INFINITY,
             Self::E4m3 if overflows(5) => f32::INFINITY,
-            // The least distance of bf16's numbers is `2^-133`.
-            Self::Bf16 => half_unit(8).max(2_f32.powi(-134)),
+            // Half of the least distance of bf16's numbers, `2^-133`.
+            Self::Bf16 => half_unit(8).max(f32::MIN_POSITIVE * 2_f32.powi(-8)),
             // The least distance of 8-bit floats is `2^-9`, and the scale less than `largest / 224`
             // or `2^-126`.
-            Self::E4m3 => half_unit(4).max(largest * 2_f32.powi(-17)).max(2_f32.powi(-136)),
+            Self::E4m3 => {
+                let of_scale = (largest * 2_f32.powi(-17)).max(f32::MIN_POSITIVE * 2_f32.powi(-10));
+                half_unit(4).max(of_scale)
+            }
         }
     }
 
