@@ -132,6 +132,16 @@ fn halves_are_in_one_capture(rank: &Rank) -> Result<()> {
         memory.output.fill_bytes(0xff)?;
         experts.combine(rows, output, None, stream)?;
         memory.check_output(&expected)?;
+        // Nor are those of a capture that fails.
+        memory.output.fill_bytes(0xff)?;
+        let failed = stream.capture(|| {
+            experts.dispatch(memory.tokens(0), stream)?;
+            experts.group(rows, stream)?;
+            Err(devcomm::Error::InvalidInput { what: "as it must".to_owned() })
+        });
+        assert!(failed.is_err());
+        experts.combine(rows, output, None, stream)?;
+        memory.check_output(&expected)?;
         let absent = stream.capture(|| experts.set_absent(&[], stream)).unwrap_err().to_string();
         assert!(absent.contains("ranks are declared absent"), "{absent}");
         memory.write(rank, &batch)?;

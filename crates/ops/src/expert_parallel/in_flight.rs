@@ -123,13 +123,15 @@ impl ExpertParallel {
         Ok(Flight { experts: self, number })
     }
 
-    /// Receives what was sent, if its [`Sent`] or [`Returning`] was dropped.
+    /// Receives what was sent, if its [`Sent`] or [`Returning`] was dropped. Every operation begins
+    /// with it.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`] while that exists; those of the launch, and of the memory for
     /// results.
     pub(super) fn end_flight(&self) -> Result<()> {
+        self.forget_failed_capture();
         let (number, is_results, is_over) = match &*self.in_flight.borrow() {
             None => return Ok(()),
             Some(InFlight { is_dropped: false, sent, .. }) => {
@@ -149,7 +151,7 @@ impl ExpertParallel {
         if !is_results {
             return self.receive(number, [0; 2]);
         }
-        let elements = self.tokens.get().max(1) * self.options.hidden;
+        let elements = self.last.get().tokens.max(1) * self.options.hidden;
         // Freed when the stream is idle. At least one element: an allocation is not empty.
         let discarded = self.communicator.context().alloc::<bf16>(elements)?;
         self.receive(number, [discarded.device_address(), 0])

@@ -9,6 +9,8 @@ mod options;
 mod throughput;
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use devcomm_host::Turn;
 use devcomm_kernels::expert_parallel::shape::{ShapeArgs, TokensArgs};
@@ -87,18 +89,26 @@ pub struct ExpertParallel {
     /// The words of [`Faults`], which kernels write and `check` reads.
     faults: SymmetricBuffer<u32>,
     order: StreamOrder,
-    stage: Cell<Stage>,
+    last: Cell<Last>,
+    /// What there was before a capture, until it is known whether the capture becomes a graph.
+    before_capture: RefCell<Option<(Arc<AtomicBool>, Last)>>,
     in_flight: RefCell<Option<InFlight>>,
     /// The number of first halves so far.
     flights: Cell<u64>,
     /// The ranks that are absent, as bits.
     absent: Cell<u64>,
-    /// The tokens of the last dispatch.
-    tokens: Cell<usize>,
-    /// The rows for which the last `group` had room.
-    grouped: Cell<usize>,
     /// The fewest rows for which a `group` had room since the last check.
     least_room: Cell<usize>,
+}
+
+/// The last step.
+#[derive(Clone, Copy)]
+struct Last {
+    stage: Stage,
+    /// The tokens of the dispatch.
+    tokens: usize,
+    /// The rows for which the last `group` had room.
+    grouped: usize,
 }
 
 /// What has been done of a step.
@@ -197,12 +207,11 @@ impl ExpertParallel {
             origins: comm.mem_alloc(options.most_rows(ranks))?,
             faults: comm.mem_alloc(Faults::WORDS)?,
             order: StreamOrder::concurrent(comm.context(), 1)?,
-            stage: Cell::new(Stage::Begin),
+            last: Cell::new(Last { stage: Stage::Begin, tokens: 0, grouped: 0 }),
+            before_capture: RefCell::default(),
             in_flight: RefCell::default(),
             flights: Cell::default(),
             absent: Cell::new(0),
-            tokens: Cell::new(0),
-            grouped: Cell::new(0),
             least_room: Cell::new(usize::MAX),
         })
     }
@@ -221,9 +230,28 @@ impl ExpertParallel {
     }
 
     /// Records that the last dispatch was received, with this number of tokens of this rank.
-    fn received(&self, count: usize) {
-        self.tokens.set(count);
-        self.stage.set(Stage::Received);
+    fn received(&self, tokens: usize) {
+        self.set_last(Last { stage: Stage::Received, tokens, ..self.last.get() });
+    }
+
+    /// Records a step, or a part of one. If that is captured, a capture that fails takes it back.
+    fn set_last(&self, last: Last) {
+        let before = self.last.replace(last);
+        if let Some(becomes_graph) = self.communicator.context().becomes_graph() {
+            let mut before_capture = self.before_capture.borrow_mut();
+            before_capture.get_or_insert((becomes_graph, before));
+        }
+    }
+
+    /// Takes back what was recorded in a capture that has failed.
+    fn forget_failed_capture(&self) {
+        let mut before_capture = self.before_capture.borrow_mut();
+        let ended = before_capture.take_if(|(is_graph, _)| Arc::strong_count(is_graph) == 1);
+        if let Some((is_graph, before)) = ended
+            && !is_graph.load(Ordering::Acquire)
+        {
+            self.last.set(before);
+        }
     }
 
     /// Does the first half of [`dispatch`](Self::dispatch): sends the tokens. Work that is enqueued
@@ -289,17 +317,17 @@ impl ExpertParallel {
     fn check_results(&self, rows: &impl Buffer<Element = bf16>) -> Result<u64> {
         self.end_flight()?;
         refuse_if!(
-            self.stage.get() != Stage::Grouped,
+            self.last.get().stage != Stage::Grouped,
             "the rows of the last dispatch are in no order: `group` does that"
         );
-        self.check_rows("the experts' results", &rows.device_slice(), self.grouped.get())
+        self.check_rows("the experts' results", &rows.device_slice(), self.last.get().grouped)
     }
 
     fn check_outputs<O>(&self, output: &O, residual: Option<&DeviceSlice<bf16>>) -> Result<Outputs>
     where
         O: Buffer<Element = bf16>,
     {
-        let (output, tokens) = (output.device_slice(), self.tokens.get());
+        let (output, tokens) = (output.device_slice(), self.last.get().tokens);
         let of_residual = |residual| self.check_rows("the residual", residual, tokens);
         let output = self.check_rows("the output", &output, tokens)?;
         Ok([output, residual.map_or(Ok(0), of_residual)?])
@@ -316,7 +344,7 @@ impl ExpertParallel {
     pub fn check(&self) -> Result<()> {
         let mut words = [0; Faults::WORDS];
         self.faults.copy_to_host(&mut words)?;
-        let least_room = self.least_room.replace(self.grouped.get());
+        let least_room = self.least_room.replace(self.last.get().grouped);
         if words == [0; Faults::WORDS] {
             return Ok(());
         }
