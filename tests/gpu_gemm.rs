@@ -580,6 +580,10 @@ fn a_measurement_decides_for_its_shape() {
             let error = gemm.measure(a, b, &short, shape).unwrap_err().to_string();
             assert!(error.contains("C has 1 elements"), "{error}");
             assert_eq!(gemm.plan(shape)?, plan);
+            // All plans of unaligned buffers are one kernel.
+            let less @ [m, _, k] = [shape[0], shape[1], shape[2] - 8];
+            let error = gemm.measure(&a.slice(1..1 + m * k)?, b, c, less).unwrap_err().to_string();
+            assert!(error.contains("A begins at"), "{error}");
             c.fill_bytes(0xff)?;
             gemm.launch(a, b, c, shape)?;
             stream.synchronize()

@@ -155,7 +155,7 @@ fn a_shape_with_more_tiles_than_the_largest_is_not_fused() {
 #[test]
 fn a_measurement_decides_on_all_ranks_alike() {
     small_gpus(2).run("a_measurement_decides_on_all_ranks_alike", |rank| {
-        let shape = if rank.is_simulated() { [6, 8, 16] } else { [8192, 8192, 1024] };
+        let shape = if rank.is_simulated() { [512, 16, 16] } else { [8192, 8192, 1024] };
         let [m, n, k] = shape;
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
@@ -171,9 +171,12 @@ fn a_measurement_decides_on_all_ranks_alike() {
         assert_eq!(product.explain(shape)?.to_string(), "unfused, as it was set");
         product.set_plan(None)?;
         assert_eq!(product.explain(shape)?.plan, plan);
-        // One rank has an address that the fused kernel does not support.
-        let (from, few) = (1 - rank.rank(), [m, 2, k]);
-        let unaligned = b.device_slice().slice(from..from + 2 * k)?;
+        // One rank has an address that the fused kernel, which does the shape, does not support.
+        let (from, few) = (1 - rank.rank(), [m, 8, k]);
+        let unaligned = b.device_slice().slice(from..from + 8 * k)?;
+        product.set_plan(Some(Wide))?;
+        assert_eq!(product.explain(few)?.plan, Wide);
+        product.set_plan(None)?;
         assert_eq!(product.measure(&a, &unaligned, &c, few)?, Unfused);
         // Another shape on one rank is an error on all.
         let other = [m, n, if rank.rank() == 0 { k } else { k - 8 }];
@@ -186,6 +189,19 @@ fn a_measurement_decides_on_all_ranks_alike() {
         c.copy_to_host(&mut got)?;
         assert!(got.iter().all(|sum| *sum == bf16::from_f32(2.0 * k as f32)));
         Ok(())
+    });
+}
+
+/// The ranks' own numbers of multiprocessors lead to different plans, of which one is fused.
+#[test]
+fn ranks_whose_gpus_differ_have_the_same_plan() {
+    let gpus = Gpus::from(Simulation::new(2).multiprocessors_in_turn([4, 8]));
+    gpus.run("ranks_whose_gpus_differ_have_the_same_plan", |rank| {
+        let shapes: &[_] = match rank.is_simulated() {
+            true => &[([1024, 256, 8], Wide)],
+            false => &[([8192, 8192, 1024], Wide)],
+        };
+        check_products(rank, None, shapes, 5, 2)
     });
 }
 

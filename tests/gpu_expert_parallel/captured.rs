@@ -8,7 +8,7 @@ use devcomm_testing::experts::{Batch, Routing};
 use devcomm_testing::machines::Gpus;
 use half::bf16;
 
-use crate::{FORMS, few, options};
+use crate::{FORMS, Memory, few, options};
 
 /// The most tokens of a rank.
 const MOST: usize = 3;
@@ -84,6 +84,77 @@ fn is_ordered(rank: &Rank, form: fn(ExpertParallelOptions) -> ExpertParallelOpti
     [&a, &b, &c].into_iter().try_for_each(|lane| lane.check(rank))?;
     experts.check()?;
     rank.barrier()
+}
+
+/// Checks that both halves of an operation are refused unless they are in one capture or in none,
+/// and that the object goes on.
+fn halves_are_in_one_capture(rank: &Rank) -> Result<()> {
+    let batch = Batch::new(136, 8, 2, &[3, 2], 1).routed(Routing::Random, 1);
+    let (count, expected) = (batch.tokens[rank.rank()], batch.combined(rank.rank(), None, |_| 1.0));
+    for memory in Memory::of_each(rank, &batch, MOST)? {
+        memory.write(rank, &batch)?;
+        let Memory { experts, stream, rows, output, .. } = &memory;
+        let refused = |result: Result<()>, why: &str| {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains("in one capture, or in none") && error.contains(why), "{error}");
+        };
+        // A first half outside of the capture in which the second one is called, or dropped.
+        let sent = experts.start_dispatch(memory.tokens(count), stream)?;
+        let captured = stream.capture(|| {
+            refused(sent.receive(), "what was sent is in none");
+            Ok::<_, devcomm::Error>(())
+        });
+        drop(captured?);
+        let other = rank.stream()?;
+        let elsewhere = other.capture(|| sent.receive()).map(drop).unwrap_err().to_string();
+        assert!(elsewhere.contains("while a stream is captured"), "{elsewhere}");
+        sent.receive()?;
+        experts.group(rows, stream)?;
+        drop(experts.start_dispatch(memory.tokens(count), stream)?);
+        let grouped = stream.capture(|| experts.group(rows, stream));
+        refused(grouped.map(drop), "what was sent is in none");
+        experts.group(rows, stream)?;
+        // A first half in a capture that has ended.
+        let sent = {
+            let mut sent = None;
+            drop(stream.capture(|| {
+                sent = Some(experts.start_combine(rows, stream)?);
+                Ok::<_, devcomm::Error>(())
+            })?);
+            sent.unwrap()
+        };
+        refused(sent.receive(output, None), "has ended");
+        let again = stream.capture(|| sent.receive(output, None));
+        refused(again.map(drop), "has ended");
+        drop(sent);
+        // The tokens of a dispatch that was captured and not received are none of the last one.
+        drop(stream.capture(|| experts.start_dispatch(memory.tokens(0), stream).map(drop))?);
+        memory.output.fill_bytes(0xff)?;
+        experts.combine(rows, output, None, stream)?;
+        memory.check_output(&expected)?;
+        // Nor are those of a capture that fails.
+        memory.output.fill_bytes(0xff)?;
+        let failed = stream.capture(|| {
+            experts.dispatch(memory.tokens(0), stream)?;
+            experts.group(rows, stream)?;
+            Err(devcomm::Error::InvalidInput { what: "as it must".to_owned() })
+        });
+        assert!(failed.is_err());
+        experts.combine(rows, output, None, stream)?;
+        memory.check_output(&expected)?;
+        let absent = stream.capture(|| experts.set_absent(&[], stream)).unwrap_err().to_string();
+        assert!(absent.contains("ranks are declared absent"), "{absent}");
+        memory.write(rank, &batch)?;
+        memory.step(count)?;
+        memory.check_output(&expected)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn both_halves_of_an_operation_are_in_one_capture_or_in_none() {
+    let name = "both_halves_of_an_operation_are_in_one_capture_or_in_none";
+    Gpus::from(Simulation::new(2).multiprocessors(3)).run(name, halves_are_in_one_capture);
 }
 
 #[test]

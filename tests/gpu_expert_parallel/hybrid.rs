@@ -92,6 +92,23 @@ fn blocks_have_several_messages() {
     });
 }
 
+/// The ranks' own numbers of multiprocessors lead to messages of different numbers of tokens.
+#[test]
+fn ranks_whose_gpus_differ_send_the_same_messages() {
+    if Gpus::are_real() {
+        return;
+    }
+    let uneven = Simulation::new(2).team_size(1).multiprocessors_in_turn([3, 2]);
+    let gpus = Gpus::from(uneven).with_several_teams();
+    gpus.run("ranks_whose_gpus_differ_send_the_same_messages", |rank| {
+        let batch = in_teams(rank, Batch::new(24, 8, 3, &[5, 4], 1))?.routed(Routing::Random, 1);
+        let memory = Memory::new(rank, options(&batch, 5).threads(64), &batch, 5)?;
+        let said = format!("{:?}", memory.experts);
+        assert!(said.contains("2 blocks, messages of 3 tokens"), "{said}");
+        checked_step(rank, &memory, &batch, WHOLE)
+    });
+}
+
 /// The order of the sums in teams of one rank is that of the form for one team.
 #[test]
 fn teams_of_one_give_the_bits_of_one_team() {

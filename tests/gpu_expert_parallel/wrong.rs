@@ -53,7 +53,12 @@ fn rows_for_which_there_is_no_room_are_reported() {
         let error = memory.experts.check().unwrap_err().to_string();
         let text = format!("need {needed} rows, and there was room for {room}");
         assert!(error.contains(&text), "{error}");
-        Ok(())
+        // Another `group`, with room for all rows, is not the one that is reported.
+        memory.experts.group(&rows, &memory.stream)?;
+        memory.experts.group(&memory.rows, &memory.stream)?;
+        let error = memory.experts.check().unwrap_err().to_string();
+        assert!(error.contains(&text), "{error}");
+        memory.experts.check()
     });
 }
 

@@ -259,6 +259,19 @@ fn long_exchanges_follow_each_other() {
 }
 
 #[test]
+fn long_broadcasts_among_many_ranks_are_explained() {
+    on_gpus("long_broadcasts_among_many_ranks_are_explained", 4, |rank| {
+        let comm = rank.communicator()?;
+        let collectives = CollectivesOptions::new().lamport_bytes(64).push_blocks(2).build(comm)?;
+        let x = comm.window::<f32>(64)?;
+        let call = Collective::broadcast(Some(x.device_slice()), &x, 0);
+        let how = collectives.explain(&call)?.to_string();
+        assert_eq!(how, "nccl, as the message is too long for one step");
+        Ok(())
+    });
+}
+
+#[test]
 fn nccl_exchanges_what_load_and_store_do_not() {
     use Memory::{InPlace, Plain};
     on_gpus("nccl_exchanges_what_load_and_store_do_not", 2, |rank| {

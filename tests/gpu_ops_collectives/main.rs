@@ -14,6 +14,7 @@ mod opposite;
 mod pull;
 mod ranks;
 mod repeated;
+mod uneven;
 
 use devcomm::{
     Algorithm, Buffer, Collective, Collectives, CollectivesOptions, DeviceSlice, Element, F8E4M3,

@@ -57,6 +57,9 @@ fn options_of_collectives_that_differ_are_named_on_all_ranks() {
         differs(default.build(comm), call, "lamport_bytes", ["the default", "4194304"]);
         let blocks = options.lamport_bytes(64).push_blocks(2 + me as u32).build(comm);
         differs(blocks, call, "push_blocks", ["2", "3"]);
+        // Kernels count the vectors of a message in 32 bits.
+        let long = options.lamport_bytes(1 << 40).build(comm).unwrap_err().to_string();
+        assert!(long.contains("lamport_bytes: a message of"), "{long}");
         sum(comm, &stream)
     });
 }

@@ -457,11 +457,11 @@ impl<const N: usize> Lamport<'_, N> {
     /// # Safety
     ///
     /// The threads of the coop call this together, one coop of each block and once per launch,
-    /// after a barrier by which each thread of the block that uses the session has sent or received
-    /// a message: it has then loaded the number of the launch, which the last block's call changes.
+    /// after a barrier of the block's threads that use the session. Each of them has begun it: the
+    /// barrier completes their loads of the launch's number, which the last block's call changes.
     pub unsafe fn end(&self, coop: Coop) {
-        // SAFETY: the caller's contract. Relaxed is enough: the threads have loaded the number of
-        // the launch, as they have sent to, or loaded from, addresses made of it.
+        // SAFETY: the caller's contract. Relaxed is enough: the barrier has completed the loads of
+        // the launch's number by the block's threads.
         unsafe {
             let state = self.slots.state;
             let ended = state.add(ENDED);

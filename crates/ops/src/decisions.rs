@@ -49,7 +49,7 @@ pub(crate) struct Decisions<P> {
     /// The plans that this object has measured.
     measured: RefCell<HashMap<Extents, P>>,
     /// The plans that this machine measured before.
-    tuned: Tuned<P>,
+    pub(crate) tuned: Tuned<P>,
     decided: RefCell<Cache<Extents, Explanation<P>>>,
 }
 

@@ -191,7 +191,8 @@ impl Gemm {
     /// keeps what it can. The expected plan is kept if none is faster by more than 2 %. Plans add
     /// in different orders: the last bits of C may depend on the choice. The plan is kept in the
     /// cache folder, as [`keep_plan`](Self::keep_plan) does. Errors are those of
-    /// [`launch`](Self::launch).
+    /// [`launch`](Self::launch), and [`Error::InvalidInput`] for buffers that are not aligned to 16
+    /// bytes, if aligned ones have several plans.
     pub fn measure<A, B, C>(&self, a: &A, b: &B, c: &C, shape: [usize; 3]) -> Result<GemmPlan>
     where
         A: Buffer<Element = bf16>,
@@ -204,6 +205,14 @@ impl Gemm {
         let plans = self.possible(self.likely(extents)?, extents)?;
         // There are none if the portable kernel is the only one: it is `before`, and stays.
         let expected = plans.first().copied().unwrap_or(before);
+        if !plans.is_empty() {
+            // By the portable kernel all plans would take the same time, but for noise.
+            let [m, n, k] = shape;
+            let context = self.stream.context();
+            aligned(context, "A", &a.device_slice(), m, k)?;
+            aligned(context, "B", &b.device_slice(), n, k)?;
+            aligned(context, "C", &c.device_slice(), m, n)?;
+        }
         let chosen = timing::fastest(
             &self.stream,
             &plans,
@@ -271,6 +280,9 @@ impl Gemm {
         // Only `gemm_wgmma`, among these plans' kernels, takes A and B stored transposed.
         let can = |plan: &GemmPlan| transposed == NOT_TRANSPOSED || *plan == GemmPlan::Wide;
         for plan in plans.filter(can) {
+            if plan == GemmPlan::Portable && T::DATA_TYPE == O::DATA_TYPE {
+                break; // It was kept, and is `chosen`.
+            }
             if let Some(prepared) = self.prepare_plan::<T, O>(plan, extents)? {
                 chosen = (plan, Some(prepared));
                 break;

@@ -85,7 +85,7 @@ fn row_multiple(base: &Base<ReduceScatter>) -> usize {
 /// Returns whether a product of this size has more than [`MIN_WAVES`] waves of tiles, and a rank
 /// more than one row of tiles.
 fn fills(base: &Base<ReduceScatter>, size: [usize; 2]) -> bool {
-    size[0] > row_multiple(base) && waves(size, base.multiprocessors()) > MIN_WAVES
+    size[0] > row_multiple(base) && waves(size, base.multiprocessors) > MIN_WAVES
 }
 
 /// Returns the slots that a product of this size uses from each rank.

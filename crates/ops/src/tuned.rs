@@ -10,11 +10,12 @@ use crate::prelude::*;
 
 /// The plans of an operation, and the file that keeps them for later processes. It has the lines of
 /// a compiled table, for the shapes for which `measure` was called. There is a file for each kind
-/// of GPU, number of ranks and version of devcomm.
+/// of GPU, number of ranks and version of devcomm. Of two processes that save at the same moment,
+/// one may lose its plan.
 pub(crate) struct Tuned<P> {
     /// `None` on simulated GPUs, without a cache folder, and if `DEVCOMM_KEPT_PLANS` is 0.
     file: Option<PathBuf>,
-    plans: RefCell<BTreeMap<[u32; 3], P>>,
+    plans: RefCell<Plans<P>>,
 }
 
 /// Parses a line of a table: `m n k plan`, and a comment after `#`. `devcomm-bench tune gemm`
@@ -46,19 +47,24 @@ impl<P: Copy + FromStr + Display> Tuned<P> {
         const VERSION: &str = env!("CARGO_PKG_VERSION");
         let name = format!("{operation}-{ranks}-{gpu}-{VERSION}.txt").replace([' ', '/'], "_");
         let file = folder.map(|folder| folder.join(name));
-        let text = file.as_deref().and_then(|file| fs::read_to_string(file).ok());
-        let plans = text.unwrap_or_default().lines().filter_map(parse_entry).collect();
+        let plans = file.as_deref().map(read).unwrap_or_default();
         Self { file, plans: RefCell::new(plans) }
     }
 
-    /// Returns the plans that all ranks have: none, if their files differ. *Collective*.
-    pub(crate) fn agreed(self, call: CollectiveCall<'_>) -> Result<Self> {
-        let text = self.text();
-        let (own, is_same) = is_same(call, Ok((self, text)))?;
-        if !is_same {
+    /// Returns the plans that all ranks have: none, if their files differ. Also returns the least
+    /// of the ranks' numbers. *Collective*.
+    pub(crate) fn agreed(self, call: CollectiveCall<'_>, number: u32) -> Result<(Self, u32)> {
+        let own = [hash(text(&self.plans.borrow())), number.into()];
+        let (own, all) = call.agree(Ok((self, own)))?;
+        if all.iter().any(|[plans, _]| *plans != all[0][0]) {
             own.plans.borrow_mut().clear();
         }
-        Ok(own)
+        Ok((own, all.iter().fold(number, |least, [_, other]| least.min(*other as u32))))
+    }
+
+    /// Returns all plans with their shapes.
+    pub(crate) fn all(&self) -> Vec<([u32; 3], P)> {
+        self.plans.borrow().iter().map(|(shape, plan)| (*shape, *plan)).collect()
     }
 
     pub(crate) fn plan(&self, extents: Extents) -> Option<P> {
@@ -69,11 +75,15 @@ impl<P: Copy + FromStr + Display> Tuned<P> {
     pub(crate) fn save(&self, extents: Extents, plan: P) {
         let Some(file) = &self.file else { return };
         self.insert(extents, plan);
-        // Another process may read or write the file meanwhile: a renamed one is always whole. An
-        // error leaves the file as it was.
-        let new = file.with_extension(format!("{}.new", std::process::id()));
+        // Read again, as other objects and processes have saved plans since.
+        let mut kept = read(file);
+        kept.insert(extents.array(), plan);
+        // Another process or thread may read or write the file meanwhile: a renamed one is always
+        // whole. An error leaves the file as it was.
+        let (process, thread) = (std::process::id(), std::thread::current().id());
+        let new = file.with_extension(format!("{process}-{thread:?}.new"));
         let written = file.parent().map_or(Ok(()), fs::create_dir_all);
-        let written = written.and_then(|()| fs::write(&new, self.text()));
+        let written = written.and_then(|()| fs::write(&new, text(&kept)));
         let _ = written.and_then(|()| fs::rename(&new, file));
     }
 
@@ -81,14 +91,23 @@ impl<P: Copy + FromStr + Display> Tuned<P> {
     pub(crate) fn insert(&self, extents: Extents, plan: P) {
         self.plans.borrow_mut().insert(extents.array(), plan);
     }
+}
 
-    fn text(&self) -> String {
-        let mut text = String::new();
-        for ([m, n, k], plan) in &*self.plans.borrow() {
-            let _ = writeln!(text, "{m} {n} {k} {plan}");
-        }
-        text
+/// The plan of each shape.
+type Plans<P> = BTreeMap<[u32; 3], P>;
+
+/// Returns the plans of a file, or none if it cannot be read.
+fn read<P: FromStr>(file: &Path) -> Plans<P> {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    text.lines().filter_map(parse_entry).collect()
+}
+
+fn text<P: Display>(plans: &Plans<P>) -> String {
+    let mut text = String::new();
+    for ([m, n, k], plan) in plans {
+        let _ = writeln!(text, "{m} {n} {k} {plan}");
     }
+    text
 }
 
 #[cfg(test)]

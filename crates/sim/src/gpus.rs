@@ -220,8 +220,8 @@ impl Gpus {
 
     /// Returns the maximum resident blocks per GPU for `threads` threads and `dynamic_shared` bytes
     /// of dynamic shared memory per block.
-    pub(crate) fn resident(&self, threads: u32, dynamic_shared: usize) -> u32 {
-        self.scheduler.borrow().resident(threads, dynamic_shared)
+    pub(crate) fn resident(&self, gpu: usize, threads: u32, dynamic_shared: usize) -> u32 {
+        self.scheduler.borrow().resident(gpu, threads, dynamic_shared)
     }
 
     /// Runs one pass over the ready blocks, then the network.

@@ -65,7 +65,8 @@ pub struct Simulation {
     pub(crate) stack_size: usize,
     pub(crate) step_limit: Option<u64>,
     pub(crate) time_limit: Option<Duration>,
-    pub(crate) multiprocessors: u32,
+    /// The GPUs take these numbers in turn.
+    pub(crate) multiprocessors: Vec<u32>,
     pub(crate) compute_capability: (u32, u32),
     pub(crate) schedule: Schedule,
     pub(crate) preemptions: Option<u32>,
@@ -96,7 +97,7 @@ impl Simulation {
             stack_size: STACK_SIZE,
             step_limit: None,
             time_limit: Some(TIME_LIMIT),
-            multiprocessors: MULTIPROCESSORS,
+            multiprocessors: vec![MULTIPROCESSORS],
             compute_capability: COMPUTE_CAPABILITY,
             schedule: Schedule::Fair,
             preemptions: None,
@@ -218,9 +219,20 @@ impl Simulation {
     /// Sets the number of multiprocessors per GPU, each for up to 2048 threads (1536 and 1024 with
     /// some compute capabilities) and 32 blocks.
     /// Default: 132, as on an H200.
-    pub fn multiprocessors(mut self, multiprocessors: u32) -> Self {
-        self.multiprocessors = multiprocessors;
+    pub fn multiprocessors(self, multiprocessors: u32) -> Self {
+        self.multiprocessors_in_turn([multiprocessors])
+    }
+
+    /// Sets the number of multiprocessors of GPUs that differ: they take these numbers in turn. In
+    /// the text form: `multiprocessors=132/114`.
+    pub fn multiprocessors_in_turn(mut self, all: impl IntoIterator<Item = u32>) -> Self {
+        self.multiprocessors = all.into_iter().collect();
         self
+    }
+
+    /// Returns the number of multiprocessors of a GPU.
+    pub(crate) fn multiprocessors_of(&self, gpu: usize) -> u32 {
+        self.multiprocessors[gpu % self.multiprocessors.len()]
     }
 
     /// Sets the compute capability that the GPUs report, at least 7.0, as `(major, minor)`.
@@ -382,7 +394,7 @@ impl Simulation {
                 "stacks of {stack} bytes, but {least} to {MAX_STACK} are possible"
             ));
         }
-        if self.multiprocessors == 0 {
+        if self.multiprocessors.is_empty() || self.multiprocessors.contains(&0) {
             return refuse("a GPU without multiprocessors".to_owned());
         }
         let (major, minor) = self.compute_capability;

@@ -1,6 +1,7 @@
 //! The objects that captured operations use, and that the graph must keep alive.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use super::abort::AbortFlag;
 use super::issuer::{Issuer, KeepAlive, Owner};
@@ -21,6 +22,8 @@ pub(crate) struct Capture {
     pub(super) launches: bool,
     /// The operations that are ordered.
     pub(super) last_operations: LastOperations,
+    /// Whether the capture has become a graph.
+    pub(super) is_graph: Arc<AtomicBool>,
 }
 
 impl Capture {

@@ -5,6 +5,7 @@
 //! A call that ends an object or begins a capture first refuses later calls, and then waits for the
 //! calls of other threads that may have checked before.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
 
@@ -142,6 +143,14 @@ impl Context {
         let mut state = self.enqueues().state.lock();
         let (thread, capture) = state.capture.as_mut()?;
         (*thread == thread::current().id()).then(|| f(capture))
+    }
+
+    /// Returns, while this thread captures, the value that becomes true if the capture becomes a
+    /// graph. The caller's is the only handle to it once the capture has ended.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn becomes_graph(&self) -> Option<Arc<AtomicBool>> {
+        self.with_capture(|capture| Arc::clone(&capture.is_graph))
     }
 
     /// Returns whether a stream is captured, by any thread.

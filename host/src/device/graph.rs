@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 
@@ -130,7 +131,7 @@ impl OpenCapture<'_> {
         let capture = context.end_capture();
         std::mem::forget(self);
         let (len, handle) = (graph.len()?, graph.instantiate()?);
-        let Capture { owners, kept, kernels, kernel_communicators, launches, .. } = capture;
+let Capture { owners, kept, kernels, kernel_communicators, launches, .. } = capture;
         let holds = launches || !owners.is_empty();
         let communicators = owners.iter().map(|owner| owner.issuer()).collect();
         let exec = Exec {
@@ -148,6 +149,7 @@ impl OpenCapture<'_> {
         let inner = Arc::new(Inner { life, exec, context: context.clone(), len });
         let resource: Arc<dyn Resource> = Arc::clone(&inner) as _;
         owners.iter().for_each(|owner| owner.adopt(Arc::downgrade(&resource)));
+        capture.is_graph.store(true, Ordering::Release);
         Ok(Graph { inner, _not_sync: PhantomData })
     }
 }

@@ -204,8 +204,19 @@ impl Stream {
     /// The driver's errors; for the default stream, if a stream that waits for it is captured.
     #[doc(alias = "cudaStreamIsCapturing")]
     pub fn is_capturing(&self) -> Result<bool> {
+        Ok(self.capture_id()?.is_some())
+    }
+
+    /// Returns the number of the capture that the stream's work goes to, whichever library began
+    /// it: each capture of the process has another one.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`is_capturing`](Self::is_capturing).
+    #[doc(hidden)]
+    pub fn capture_id(&self) -> Result<Option<u64>> {
         self.context().cuda().bind()?;
-        Ok(self.handle().capture()?.is_some())
+        Ok(self.handle().capture()?.map(|capture| capture.id))
     }
 
     /// Returns where the stream's work goes. The graph of another library then holds what it may

@@ -4,7 +4,7 @@ use devcomm_kernels::collectives::exchange::{Messages, MessagesArgs};
 use devcomm_kernels::collectives::{lamport_exchange, room};
 
 use super::call::Call;
-use super::{Algorithm, CollectivePlan, Collectives, Request, Workspace};
+use super::{Algorithm, CollectivePlan, Collectives, NOT_IN_WINDOW, Request, Workspace};
 use crate::CollectiveKind::{AllGather, AllToAll, Broadcast};
 use crate::prelude::*;
 
@@ -81,7 +81,10 @@ impl<T: Element> Call<'_, T> {
         let is_pushed = ranks == 2 || !is_broadcast;
         let pushes = is_pushed && is_aligned && Window::<u8>::index_of(self.recv).is_some();
         let message = (bytes, lamport_exchange::slots(bytes));
+        let nccl =
+            if is_pushed { NOT_IN_WINDOW } else { "as the message is too long for one step" };
         Request {
+            nccl,
             push: pushes.then(|| workspace.plan(Algorithm::Push, room::PUSH_EXCHANGE)),
             ..self.in_one_step(collectives, workspace, message, room::LAMPORT_EXCHANGE)
         }

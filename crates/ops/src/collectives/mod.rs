@@ -16,6 +16,7 @@ mod exchange;
 mod plan;
 mod reduce;
 mod rmsnorm;
+mod smallest;
 
 use std::sync::Arc;
 
@@ -26,6 +27,7 @@ pub use self::call::Collective;
 pub use self::plan::{Algorithm, CollectiveKind, CollectivePlan};
 use self::plan::{Request, Table};
 use self::reduce::most_pushed;
+use self::smallest::SmallestGpu;
 use crate::prelude::*;
 
 /// Collectives on a communicator: by kernels where load and store reach all ranks, and otherwise by
@@ -66,6 +68,8 @@ pub struct Collectives {
     workspace: Option<Workspace>,
     /// Whether a rank's GPU is older than Hopper: then `compiled` are the [`PORTABLE`] kernels.
     is_older: bool,
+    /// What all plans depend on, so that the ranks have the same ones.
+    smallest: SmallestGpu,
     order: Arc<StreamOrder>,
     table: Table,
     plan: Cell<Option<CollectivePlan>>,
@@ -83,7 +87,7 @@ struct Workspace {
     offers: SymmetricBuffer<u64>,
     /// A flag for each rank and block: whether the rank's long message has arrived.
     arrived: Window<u32>,
-    /// The most threads on a multiprocessor of this rank's GPU.
+    /// The most threads on a multiprocessor of any rank's GPU.
     most_resident: u32,
 }
 
@@ -149,12 +153,18 @@ impl CollectivesOptions {
                 let objects = self.concurrent;
                 return refuse(format!("Collectives of {objects} objects at a time: it is 1 to 4"));
             }
-            let limits = comm.context().limits();
-            let is_older = limits.compute_capability < HOPPER;
+            let most = self.all_reduce_slots(comm.n_ranks());
+            refuse_if!(
+                most > MOST_SLOTS,
+                "lamport_bytes: a message of {most} vectors of 16 bytes, and not at most \
+                 {MOST_SLOTS}"
+            );
+            let is_older = comm.context().limits().compute_capability < HOPPER;
             let compiled = load(comm, is_older)?;
             let all_reach = matches!(comm.n_ranks(), 2 | 4 | 8) && is_single_lsa_team(comm)?;
             let name = comm.context().device_name()?;
-            let gpu = [u64::from(limits.multiprocessors), hash(&name), is_older.into()];
+            let [a, b, c] = SmallestGpu::numbers(comm.context()).map(u64::from);
+            let gpu = [hash(&name), is_older.into(), a, b, c];
             Ok(((compiled, all_reach, name), gpu))
         };
         comm.together(NAME, || {
@@ -164,18 +174,23 @@ impl CollectivesOptions {
                 own => self.call(comm).agree(own)?,
             };
             // All ranks do the same, by the same kernels, if one of them has an older GPU.
-            let is_older = gpus.iter().any(|[.., is_older]| *is_older == 1);
+            let is_older = gpus.iter().any(|[_, is_older, ..]| *is_older == 1);
             let compiled = if is_older { load(comm, true)? } else { compiled };
             let all_reach = all_reach && !is_older;
-            // A multiprocessor may have room for one block that pushes or loads long messages.
-            let fewest = gpus.iter().map(|[multiprocessors, ..]| *multiprocessors as u32).min();
-            // So does a share of the GPU, whatever number is asked for.
+            let numbers = gpus.iter().map(|[.., a, b, c]| [*a, *b, *c].map(|n| n as u32));
+            let mut smallest = SmallestGpu::of(numbers);
+            if all_reach && self.concurrent == 1 {
+                smallest.agree_on_clusters(comm, &compiled)?;
+            }
+            // A multiprocessor may have room for one block that pushes or loads long messages. So
+            // does a share of the GPU, whatever number is asked for.
             let is_bounded = self.push_blocks.is_none() || self.concurrent > 1;
-            let most = fewest.filter(|_| is_bounded).unwrap_or(u32::MAX);
+            let most = if is_bounded { smallest.multiprocessors } else { u32::MAX };
             let resolved = self.push_blocks(self.push_blocks.unwrap_or(PUSH_BLOCKS).min(most));
-            let workspace = all_reach.then(|| Workspace::new(comm, resolved)).transpose()?;
+            let workspace = || Workspace::new(comm, resolved, smallest.threads);
+            let workspace = all_reach.then(workspace).transpose()?;
             // GPUs of several kinds have different tables.
-            let is_one_kind = gpus.iter().all(|[_, name, _]| *name == gpus[0][1]);
+            let is_one_kind = gpus.iter().all(|[name, ..]| *name == gpus[0][0]);
             let default = Self::new();
             let has_default_plans = self.concurrent(default.concurrent) == default;
             let is_measured = has_default_plans && all_reach && is_one_kind;
@@ -185,6 +200,7 @@ impl CollectivesOptions {
                 compiled,
                 workspace,
                 is_older,
+                smallest,
                 order: order()?,
                 table: table.unwrap_or_default(),
                 plan: Cell::default(),
@@ -303,6 +319,9 @@ const NOT_IN_WINDOW: &str = "as the message is too long for one step, and not al
 
 const NAME: &str = "Collectives::new";
 
+/// The most slots of a message: kernels count them in 32 bits, and threads beyond the last one too.
+const MOST_SLOTS: usize = 1 << 31;
+
 impl Collectives {
     /// Prepares collectives of this communicator. *Collective*: it fails on all ranks or on none.
     ///
@@ -384,8 +403,9 @@ impl Collectives {
         require_context("the buffer to receive in", recv.context(), own)
     }
 
+    /// Returns the fewest multiprocessors of any rank's GPU.
     fn multiprocessors(&self) -> u32 {
-        self.communicator.context().limits().multiprocessors
+        self.smallest.multiprocessors
     }
 }
 
@@ -401,7 +421,7 @@ impl Workspace {
         CollectivePlan { algorithm, blocks, threads }
     }
 
-    fn new(comm: &Communicator, options: CollectivesOptions) -> Result<Self> {
+    fn new(comm: &Communicator, options: CollectivesOptions, most_resident: u32) -> Result<Self> {
         let (ranks, blocks) = (comm.n_ranks(), options.blocks());
         // Even an empty message of `all_to_all_v` uses a slot for each lane of a warp.
         let slots = options.all_reduce_slots(ranks).max(32) as u32;
@@ -415,7 +435,7 @@ impl Workspace {
             inbox: comm.window(push_allreduce::inbox(ranks, blocks, most_pushed(ranks)))?,
             offers: comm.mem_alloc(2 * ranks)?,
             arrived: comm.window(ranks * blocks as usize)?,
-            most_resident: comm.context().limits().max_threads_per_multiprocessor,
+            most_resident,
         })
     }
 }

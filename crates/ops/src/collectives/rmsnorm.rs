@@ -12,15 +12,9 @@ use crate::prelude::*;
 /// The most bytes of a row that a cluster keeps in registers.
 const MAX_ROW: usize = 16 * (MAX_THREADS * MAX_CLUSTER) as usize;
 
-const MAX_THREADS: u32 = 256;
+pub(super) const MAX_THREADS: u32 = 256;
 
-const MAX_CLUSTER: u32 = 8;
-
-/// Returns the most graphics processing clusters (GPCs) that GPUs of a context's kind have: 12 of
-/// compute capability 12, and 8 of others. A cluster of blocks runs within one.
-fn most_gpcs(context: &Context) -> u32 {
-    if context.limits().compute_capability.0 >= 12 { 12 } else { 8 }
-}
+pub(super) const MAX_CLUSTER: u32 = 8;
 
 const OVERLAP: &str = "the buffers of an all-reduce with RMSNorm overlap: each is memory of its \
     own, but the output, which may be the input if it is not quantised";
@@ -45,23 +39,17 @@ struct Rows {
 const NOT_QUANTISED: QuantisedArgs<u64, u64> = QuantisedArgs { output: 0, scale: 0 };
 
 impl Collectives {
-    /// Returns the most blocks of `lamport_rmsnorm`: this object's share of the GPU, and no more
-    /// than are resident. A block receives some rows before it has sent all of them, so that it may
-    /// wait for blocks of other ranks that have not begun.
-    fn most_blocks(&self, data_type: DataType, cluster: u32, threads: u32) -> Result<u32> {
-        let dynamic_shared = 0;
-        let resident = cluster
-            * of_floats!(data_type, Float => {
-                type Kernel = kernels::lamport_rmsnorm<Float>;
-                self.compiled.resident_clusters::<Kernel>(cluster, threads, dynamic_shared)?
-            });
+    /// Returns the most blocks of `lamport_rmsnorm`: this object's share of every rank's GPU, or
+    /// all that are resident. A block receives some rows before it has sent all of them, so that it
+    /// may wait for blocks of other ranks that have not begun.
+    fn most_blocks(&self, data_type: DataType, cluster: u32, threads: u32) -> u32 {
         if self.workspace.as_ref().is_none_or(|own| own.options.concurrent == 1) {
-            return Ok(resident);
+            return cluster * self.smallest.clusters(data_type, cluster, threads);
         }
         // The share has room for a block on each multiprocessor. In each GPC, room for all blocks
         // of a cluster but one may stay unused: on a small GPU there may be no room for a cluster.
-        let unused = most_gpcs(self.communicator.context()) * (cluster - 1);
-        Ok(self.multiprocessors().saturating_sub(unused).min(resident))
+        let unused = self.smallest.gpcs * (cluster - 1);
+        self.multiprocessors().saturating_sub(unused)
     }
 
     /// Adds the sum of all ranks' `input` to `residual`, and stores to `output` that sum normalised
@@ -173,7 +161,7 @@ impl Collectives {
         let tokens = (count / hidden) as u32;
         let ranks = self.communicator.n_ranks();
         let rmsnorm_alone = |reason| {
-            let grid = grid(row, tokens, MAX_THREADS, |cluster, _| Ok(cluster * tokens))?;
+            let grid = grid(row, tokens, MAX_THREADS, |cluster, _| cluster * tokens);
             Ok(Rows { plan: None, reason, tokens, row, grid })
         };
         if count == 0 {
@@ -187,7 +175,7 @@ impl Collectives {
         }
         let most = |cluster, threads| self.most_blocks(data_type, cluster, threads);
         let most_threads = workspace.threads(room::LAMPORT_RMSNORM).min(MAX_THREADS);
-        let grid @ (cluster, threads, blocks) = grid(row, tokens, most_threads, most)?;
+        let grid @ (cluster, threads, blocks) = grid(row, tokens, most_threads, most);
         // Two ranks' clusters may have several rows each. Without room there are 0 blocks.
         if !(ranks == 2 && blocks > 0 || blocks == cluster * tokens) {
             return rmsnorm_alone(TOO_LONG);
@@ -264,8 +252,8 @@ pub(super) fn grid(
     row: usize,
     tokens: u32,
     most_threads: u32,
-    most: impl Fn(u32, u32) -> Result<u32>,
-) -> Result<(u32, u32, u32)> {
+    most: impl Fn(u32, u32) -> u32,
+) -> (u32, u32, u32) {
     let vectors = (row / 16) as u32;
     let mut cluster = 1 << (vectors / 128).clamp(1, MAX_CLUSTER).ilog2();
     if vectors.div_ceil(cluster) > most_threads {
@@ -273,10 +261,10 @@ pub(super) fn grid(
     }
     loop {
         let threads = vectors.div_ceil(cluster).next_multiple_of(32);
-        let clusters = if threads > most_threads { 0 } else { most(cluster, threads)? / cluster };
+        let clusters = if threads > most_threads { 0 } else { most(cluster, threads) / cluster };
         let is_smallest = cluster == 1 || vectors.div_ceil(cluster / 2) > most_threads;
         if tokens <= clusters || is_smallest {
-            return Ok((cluster, threads, cluster * tokens.min(clusters)));
+            return (cluster, threads, cluster * tokens.min(clusters));
         }
         cluster /= 2;
     }

@@ -55,7 +55,7 @@ impl<'a> Launch<'a> {
     /// Enqueues the sending and receiving of the results `rows`.
     pub(super) fn combine(self, rows: u64, outputs: Outputs) -> Result<()> {
         let _turn = self.begin("results of experts")?;
-        let ([output, residual], tokens) = (outputs, self.experts.tokens.get() as u32);
+        let ([output, residual], tokens) = (outputs, self.experts.last.get().tokens as u32);
         self.experts.form.combine(self, ResultsArgs { rows, tokens, output, residual })
     }
 

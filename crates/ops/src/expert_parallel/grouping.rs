@@ -4,7 +4,7 @@ use devcomm_kernels::expert_parallel::ep_layout::{Grouped, GroupedArgs};
 use devcomm_kernels::expert_parallel::{Received, SCALED};
 
 use super::form::RowsInOrder;
-use super::{ExpertParallel, MANY_THREADS, Stage, THREADS, shape_args};
+use super::{ExpertParallel, Last, MANY_THREADS, Stage, THREADS, shape_args};
 use crate::RowGroups;
 use crate::prelude::*;
 
@@ -97,7 +97,7 @@ impl ExpertParallel {
         self.require_type::<T>()?;
         self.end_flight()?;
         refuse_if!(
-            self.stage.get() == Stage::Begin,
+            self.last.get().stage == Stage::Begin,
             "no tokens have been received: `dispatch` does that"
         );
         let (hidden, most) = (self.options.hidden, self.most_rows());
@@ -114,8 +114,8 @@ impl ExpertParallel {
         let _turn = self.begin(stream)?;
         let rows = RowsInOrder { rows, scales, capacity: capacity as u32 };
         self.form.group(self, rows, stream)?;
-        self.stage.set(Stage::Grouped);
-        self.grouped.set(capacity);
+        self.set_last(Last { stage: Stage::Grouped, grouped: capacity, ..self.last.get() });
+        self.least_room.set(self.least_room.get().min(capacity));
         Ok(())
     }
 
@@ -123,7 +123,7 @@ impl ExpertParallel {
     /// chooses the grid of kernels that work with any.
     pub(super) fn expected_tokens(&self) -> u32 {
         let ranks = self.communicator.n_ranks() as u32;
-        (self.tokens.get().max(1) as u32).saturating_mul(ranks)
+        (self.last.get().tokens.max(1) as u32).saturating_mul(ranks)
     }
 
     /// Returns the memory of rows in the order of the experts as an argument. `returns` is the

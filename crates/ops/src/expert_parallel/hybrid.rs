@@ -30,7 +30,7 @@ pub(super) struct Division {
 }
 
 impl Division {
-    /// Divides the tokens for `teams` LSA teams, at least two, on a GPU with this number of
+    /// Divides the tokens for `teams` LSA teams, at least two, on GPUs with at least this number of
     /// multiprocessors. The kernels support the shape.
     pub(super) fn new(
         options: ExpertParallelOptions,

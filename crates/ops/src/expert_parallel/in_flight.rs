@@ -3,8 +3,8 @@
 use devcomm_kernels::expert_parallel::Steps;
 use devcomm_kernels::expert_parallel::shape::TokensArgs;
 
+use super::ExpertParallel;
 use super::form::{Launch, Outputs};
-use super::{ExpertParallel, Stage};
 use crate::prelude::*;
 
 /// What has been sent and not been received.
@@ -12,12 +12,40 @@ pub(super) struct InFlight {
     /// The number of the [`Sent`] or [`Returning`] that receives it.
     number: u64,
     stream: Stream,
-    /// The rows of results, which the second half reads too; `None` for tokens.
-    results: Option<DeviceSlice<bf16>>,
-    /// Whether the stream was captured, so that graphs send it.
-    is_captured: bool,
+    sent: Halves,
+    /// The capture to which the first half went, if one, so that graphs send it.
+    capture: Option<u64>,
     /// Whether the [`Sent`] or [`Returning`] was dropped.
     is_dropped: bool,
+}
+
+/// What the halves of an operation share.
+#[derive(Clone)]
+pub(super) enum Halves {
+    /// The number of tokens of a dispatch.
+    Tokens(usize),
+    /// The rows of results, which the second half of a combine reads too.
+    Results(DeviceSlice<bf16>),
+}
+
+impl InFlight {
+    /// Fails unless the second half goes where the first one went: only then each launch of a graph
+    /// receives what it sends.
+    fn require_capture(&self) -> Result<()> {
+        let now = self.stream.capture_id()?;
+        refuse_if!(
+            now != self.capture,
+            "both halves of an operation are in one capture, or in none: {}",
+            match self.capture {
+                None => "what was sent is in none",
+                Some(_) => "the capture of what was sent has ended",
+            }
+        );
+        if now.is_none() {
+            self.stream.context().refuse_capturing("what was sent is received")?;
+        }
+        Ok(())
+    }
 }
 
 /// One half of an operation, which waits for the other.
@@ -39,7 +67,8 @@ impl Drop for Flight<'_> {
 /// Tokens on their way, which [`ExpertParallel::start_dispatch`] has sent.
 ///
 /// If it is dropped before they are received, the next operation of the [`ExpertParallel`] receives
-/// them first.
+/// them first. If they were sent in a capture, they are received in the same one: a graph that only
+/// sends is not launched.
 #[derive(Debug)]
 #[must_use = "tokens that are not received keep the next step from beginning"]
 pub struct Sent<'a>(pub(super) Flight<'a>);
@@ -50,7 +79,8 @@ impl Sent<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] if they were received; those of the launch.
+    /// [`Error::InvalidInput`] if they were received, or sent in another capture or outside of the
+    /// one in progress; those of the launch.
     pub fn receive(&self) -> Result<()> {
         self.0.experts.receive(self.0.number, [0; 2])
     }
@@ -59,7 +89,8 @@ impl Sent<'_> {
 /// Results on their way, which [`ExpertParallel::start_combine`] has sent.
 ///
 /// If it is dropped before they are received, the next operation of the [`ExpertParallel`] receives
-/// them first and discards them, in memory that it allocates: this cannot be captured.
+/// them first and discards them, in memory that it allocates: this cannot be captured. Both halves
+/// are in the same capture, as for [`Sent`].
 #[derive(Debug)]
 #[must_use = "results that are not received keep the next step from beginning"]
 pub struct Returning<'a>(pub(super) Flight<'a>);
@@ -70,7 +101,7 @@ impl Returning<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] if they were received; the errors of [`ExpertParallel::combine`].
+    /// Those of [`Sent::receive`] and of [`ExpertParallel::combine`].
     pub fn receive(
         &self,
         output: &impl Buffer<Element = bf16>,
@@ -82,35 +113,34 @@ impl Returning<'_> {
 }
 
 impl ExpertParallel {
-    /// Records what has been sent: `results`, or tokens.
-    pub(super) fn begin_flight(
-        &self,
-        stream: &Stream,
-        results: Option<DeviceSlice<bf16>>,
-    ) -> Result<Flight<'_>> {
+    /// Records what has been sent.
+    pub(super) fn begin_flight(&self, stream: &Stream, sent: Halves) -> Result<Flight<'_>> {
         let number = self.flights.get() + 1;
         self.flights.set(number);
-        let (is_captured, stream) = (stream.is_capturing()?, stream.clone());
-        let in_flight = InFlight { number, stream, results, is_captured, is_dropped: false };
+        let (capture, stream) = (stream.capture_id()?, stream.clone());
+        let in_flight = InFlight { number, stream, sent, capture, is_dropped: false };
         *self.in_flight.borrow_mut() = Some(in_flight);
         Ok(Flight { experts: self, number })
     }
 
-    /// Receives what was sent, if its [`Sent`] or [`Returning`] was dropped.
+    /// Receives what was sent, if its [`Sent`] or [`Returning`] was dropped. Every operation begins
+    /// with it.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`] while that exists; those of the launch, and of the memory for
     /// results.
     pub(super) fn end_flight(&self) -> Result<()> {
+        self.forget_failed_capture();
         let (number, is_results, is_over) = match &*self.in_flight.borrow() {
             None => return Ok(()),
-            Some(in_flight) if !in_flight.is_dropped => {
-                let what = if in_flight.results.is_some() { "results" } else { "tokens" };
+            Some(InFlight { is_dropped: false, sent, .. }) => {
+                let what = if matches!(sent, Halves::Tokens(_)) { "tokens" } else { "results" };
                 return refuse(format!("the {what} that were sent are not received yet"));
             }
-            Some(InFlight { number, stream, results, is_captured, .. }) => {
-                (*number, results.is_some(), *is_captured && !stream.is_capturing()?)
+            Some(InFlight { number, stream, sent, capture, .. }) => {
+                let is_over = capture.is_some() && stream.capture_id()? != *capture;
+                (*number, matches!(sent, Halves::Results(_)), is_over)
             }
         };
         if is_over {
@@ -121,7 +151,7 @@ impl ExpertParallel {
         if !is_results {
             return self.receive(number, [0; 2]);
         }
-        let elements = self.tokens.get().max(1) * self.options.hidden;
+        let elements = self.last.get().tokens.max(1) * self.options.hidden;
         // Freed when the stream is idle. At least one element: an allocation is not empty.
         let discarded = self.communicator.context().alloc::<bf16>(elements)?;
         self.receive(number, [discarded.device_address(), 0])
@@ -129,18 +159,21 @@ impl ExpertParallel {
 
     /// Receives tokens, or results to these outputs, on the stream on which they were sent.
     fn receive(&self, number: u64, outputs: Outputs) -> Result<()> {
-        let (stream, results) = match &*self.in_flight.borrow() {
-            Some(one) if one.number == number => (one.stream.clone(), one.results.clone()),
+        let (stream, sent) = match &*self.in_flight.borrow() {
+            Some(one) if one.number == number => {
+                one.require_capture()?;
+                (one.stream.clone(), one.sent.clone())
+            }
             _ => return refuse("what was sent has been received already"),
         };
         let launch = Launch { experts: self, steps: Steps::RECEIVE, stream: &stream };
-        match results {
-            Some(rows) => launch.combine(rows.device_address(), outputs)?,
-            None => {
+        match sent {
+            Halves::Results(rows) => launch.combine(rows.device_address(), outputs)?,
+            Halves::Tokens(count) => {
                 // The second half reads no tokens of this rank.
-                let count = self.tokens.get() as u32;
-                launch.dispatch(TokensArgs { input: 0, ids: 0, weights: 0, count })?;
-                self.stage.set(Stage::Received);
+                let none = TokensArgs { input: 0, ids: 0, weights: 0, count: count as u32 };
+                launch.dispatch(none)?;
+                self.received(count);
             }
         }
         *self.in_flight.borrow_mut() = None;

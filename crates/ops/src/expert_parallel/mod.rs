@@ -9,6 +9,8 @@ mod options;
 mod throughput;
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use devcomm_host::Turn;
 use devcomm_kernels::expert_parallel::shape::{ShapeArgs, TokensArgs};
@@ -16,7 +18,7 @@ use devcomm_kernels::expert_parallel::{Faults, Shape, Steps};
 
 use self::form::{Form, Launch, Outputs};
 use self::hybrid::{Division, Hybrid};
-use self::in_flight::InFlight;
+use self::in_flight::{Halves, InFlight};
 pub use self::in_flight::{Returning, Sent};
 use self::lsa::Lsa;
 pub use self::options::{ExpertParallelMemory, ExpertParallelOptions};
@@ -87,16 +89,26 @@ pub struct ExpertParallel {
     /// The words of [`Faults`], which kernels write and `check` reads.
     faults: SymmetricBuffer<u32>,
     order: StreamOrder,
-    stage: Cell<Stage>,
+    last: Cell<Last>,
+    /// What there was before a capture, until it is known whether the capture becomes a graph.
+    before_capture: RefCell<Option<(Arc<AtomicBool>, Last)>>,
     in_flight: RefCell<Option<InFlight>>,
     /// The number of first halves so far.
     flights: Cell<u64>,
     /// The ranks that are absent, as bits.
     absent: Cell<u64>,
-    /// The tokens of the last dispatch.
-    tokens: Cell<usize>,
+    /// The fewest rows for which a `group` had room since the last check.
+    least_room: Cell<usize>,
+}
+
+/// The last step.
+#[derive(Clone, Copy)]
+struct Last {
+    stage: Stage,
+    /// The tokens of the dispatch.
+    tokens: usize,
     /// The rows for which the last `group` had room.
-    grouped: Cell<usize>,
+    grouped: usize,
 }
 
 /// What has been done of a step.
@@ -153,24 +165,21 @@ impl ExpertParallel {
         let ranks = comm.n_ranks();
         let own = || {
             let teams = comm.properties()?.n_lsa_teams;
-            let limits = comm.context().limits();
             let shape = options.shape(ranks, teams)?;
-            let divide = || Division::new(options, teams, ranks, limits.multiprocessors);
-            let division = (teams > 1).then(divide).transpose()?;
-            let files = match (division, options.rows) {
-                (Some(_), _) => HYBRID_FILES,
-                (None, Some(_)) => THROUGHPUT_FILES,
-                (None, None) => FILES,
+            let files = match options.rows {
+                _ if teams > 1 => HYBRID_FILES,
+                Some(_) => THROUGHPUT_FILES,
+                None => FILES,
             };
             let compiled = Kernels::load(comm.context(), &KERNELS.only(files))?;
-            Ok::<_, Error>((shape, division, compiled))
+            Ok(((shape, teams, compiled), comm.context().limits().multiprocessors))
         };
-        let own = own();
+        let ((shape, teams, compiled), multiprocessors) =
+            options.call(comm.collective(NAME)).agree(own())?;
         // In several LSA teams a block sends to the block with the same index in other ranks.
-        let blocks = own.as_ref().ok().and_then(|own| own.1).map(|division| division.blocks);
-        let call = options.call(comm.collective(NAME));
-        let call = call.option("blocks of several LSA teams", or_default(blocks));
-        let ((shape, division, compiled), _) = call.agree(own.map(|own| (own, ())))?;
+        let fewest = multiprocessors.into_iter().min().unwrap_or(0);
+        let divide = || Division::new(options, teams, ranks, fewest);
+        let division = (teams > 1).then(divide).transpose()?;
 
         let sent = options.sent(shape);
         let create_dev_comm = || comm.create_dev_comm(DevCommRequirements::new());
@@ -198,12 +207,12 @@ impl ExpertParallel {
             origins: comm.mem_alloc(options.most_rows(ranks))?,
             faults: comm.mem_alloc(Faults::WORDS)?,
             order: StreamOrder::concurrent(comm.context(), 1)?,
-            stage: Cell::new(Stage::Begin),
+            last: Cell::new(Last { stage: Stage::Begin, tokens: 0, grouped: 0 }),
+            before_capture: RefCell::default(),
             in_flight: RefCell::default(),
             flights: Cell::default(),
             absent: Cell::new(0),
-            tokens: Cell::new(0),
-            grouped: Cell::new(0),
+            least_room: Cell::new(usize::MAX),
         })
     }
 
@@ -216,8 +225,33 @@ impl ExpertParallel {
     /// of the launch.
     pub fn dispatch(&self, tokens: Tokens<'_>, stream: &Stream) -> Result<()> {
         self.launch_dispatch(tokens, Steps::SEND | Steps::RECEIVE, stream)?;
-        self.stage.set(Stage::Received);
+        self.received(tokens.count);
         Ok(())
+    }
+
+    /// Records that the last dispatch was received, with this number of tokens of this rank.
+    fn received(&self, tokens: usize) {
+        self.set_last(Last { stage: Stage::Received, tokens, ..self.last.get() });
+    }
+
+    /// Records a step, or a part of one. If that is captured, a capture that fails takes it back.
+    fn set_last(&self, last: Last) {
+        let before = self.last.replace(last);
+        if let Some(becomes_graph) = self.communicator.context().becomes_graph() {
+            let mut before_capture = self.before_capture.borrow_mut();
+            before_capture.get_or_insert((becomes_graph, before));
+        }
+    }
+
+    /// Takes back what was recorded in a capture that has failed.
+    fn forget_failed_capture(&self) {
+        let mut before_capture = self.before_capture.borrow_mut();
+        let ended = before_capture.take_if(|(is_graph, _)| Arc::strong_count(is_graph) == 1);
+        if let Some((is_graph, before)) = ended
+            && !is_graph.load(Ordering::Acquire)
+        {
+            self.last.set(before);
+        }
     }
 
     /// Does the first half of [`dispatch`](Self::dispatch): sends the tokens. Work that is enqueued
@@ -225,7 +259,7 @@ impl ExpertParallel {
     /// Errors are those of [`dispatch`](Self::dispatch).
     pub fn start_dispatch(&self, tokens: Tokens<'_>, stream: &Stream) -> Result<Sent<'_>> {
         self.launch_dispatch(tokens, Steps::SEND, stream)?;
-        Ok(Sent(self.begin_flight(stream, None)?))
+        Ok(Sent(self.begin_flight(stream, Halves::Tokens(tokens.count))?))
     }
 
     fn launch_dispatch(&self, tokens: Tokens<'_>, steps: u32, stream: &Stream) -> Result<()> {
@@ -241,9 +275,7 @@ impl ExpertParallel {
             weights: address(context, "the weights of the tokens", &weights, 1, count * top_k)?,
             count: count as u32,
         };
-        Launch { experts: self, steps, stream }.dispatch(sent)?;
-        self.tokens.set(count);
-        Ok(())
+        Launch { experts: self, steps, stream }.dispatch(sent)
     }
 
     /// Returns the experts' results to the tokens: `output` gets for each token of the last
@@ -278,23 +310,24 @@ impl ExpertParallel {
     {
         let at = self.check_results(rows)?;
         Launch { experts: self, steps: Steps::SEND, stream }.combine(at, [0; 2])?;
-        Ok(Returning(self.begin_flight(stream, Some(rows.device_slice()))?))
+        let sent = Halves::Results(rows.device_slice());
+        Ok(Returning(self.begin_flight(stream, sent)?))
     }
 
     fn check_results(&self, rows: &impl Buffer<Element = bf16>) -> Result<u64> {
         self.end_flight()?;
         refuse_if!(
-            self.stage.get() != Stage::Grouped,
+            self.last.get().stage != Stage::Grouped,
             "the rows of the last dispatch are in no order: `group` does that"
         );
-        self.check_rows("the experts' results", &rows.device_slice(), self.grouped.get())
+        self.check_rows("the experts' results", &rows.device_slice(), self.last.get().grouped)
     }
 
     fn check_outputs<O>(&self, output: &O, residual: Option<&DeviceSlice<bf16>>) -> Result<Outputs>
     where
         O: Buffer<Element = bf16>,
     {
-        let (output, tokens) = (output.device_slice(), self.tokens.get());
+        let (output, tokens) = (output.device_slice(), self.last.get().tokens);
         let of_residual = |residual| self.check_rows("the residual", residual, tokens);
         let output = self.check_rows("the output", &output, tokens)?;
         Ok([output, residual.map_or(Ok(0), of_residual)?])
@@ -311,6 +344,7 @@ impl ExpertParallel {
     pub fn check(&self) -> Result<()> {
         let mut words = [0; Faults::WORDS];
         self.faults.copy_to_host(&mut words)?;
+        let least_room = self.least_room.replace(self.last.get().grouped);
         if words == [0; Faults::WORDS] {
             return Ok(());
         }
@@ -327,7 +361,7 @@ impl ExpertParallel {
             ));
         }
         let (whose, room) = match words[Faults::RANK].checked_sub(1) {
-            None => ("this rank".to_owned(), self.grouped.get()),
+            None => ("this rank".to_owned(), least_room),
             Some(rank) => (format!("rank {rank}"), self.most_rows()),
         };
         refuse(format!("the experts of {whose} need {rows} rows, and there was room for {room}"))
@@ -349,6 +383,9 @@ impl ExpertParallel {
     /// way, and in several LSA teams; those of the stream.
     pub fn set_absent(&self, ranks: &[usize], stream: &Stream) -> Result<()> {
         let word = self.form.absent()?;
+        let what = "ranks are declared absent";
+        self.communicator.context().refuse_capturing(what)?;
+        refuse_if!(stream.is_capturing()?, "{what} while the stream is captured");
         self.end_flight()?;
         let (me, n_ranks) = (self.communicator.rank(), self.communicator.n_ranks());
         let mut absent = 0;

@@ -284,10 +284,10 @@ impl ExpertParallelOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertParallelMemory {
     /// Where rows of tokens arrive: two banks, which take turns, with room for the most tokens of
-    /// each other rank (with 2 ranks, of this one too). In several LSA teams there is room for
-    /// three times the most tokens of a rank of each team, with their experts and weights: once for
-    /// what is sent, and twice for what arrives. It is 0 for high throughput: rows arrive where
-    /// they stay.
+    /// each rank, this one included (with 2 ranks, of the other one only). In several LSA teams
+    /// there is room for three times the most tokens of a rank of each team, with their experts and
+    /// weights: once for what is sent, and twice for what arrives. It is 0 for high throughput:
+    /// rows arrive where they stay.
     pub dispatch_slots: usize,
     /// Where results arrive: the same for results; in several LSA teams also the most tokens of
     /// each rank. For high throughput a token has a result of each of its experts, or of each rank

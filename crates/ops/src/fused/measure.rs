@@ -20,12 +20,13 @@ impl<F: Fusion> FusedGemm<F> {
     ///
     /// It allocates the workspaces of all these plans, which this object keeps. The plan is kept in
     /// the cache folder, for operations of the same number of ranks on the same kind of GPU that
-    /// are made later.
+    /// are made later for matrices of this size or larger ones; they allocate its workspace too.
     ///
     /// # Errors
     ///
-    /// Those of [`launch`](Self::launch) and [`set_plan`](Self::set_plan), and
-    /// [`Error::InvalidInput`] for ranks that have different plans, or ask for different shapes.
+    /// Those of [`launch`](Self::launch) and [`set_plan`](Self::set_plan);
+    /// [`WorldError::OptionsDiffer`](devcomm_host::WorldError::OptionsDiffer) for ranks that have
+    /// different plans, or ask for different shapes.
     pub fn measure<A, B, C>(&self, a: &A, b: &B, c: &C, shape: [usize; 3]) -> Result<F::Plan>
     where
         A: Buffer<Element = bf16>,
@@ -85,7 +86,11 @@ impl<F: Fusion> FusedGemm<F> {
     fn time(&self, operands: &Operands, plans: &[F::Plan], expected: F::Plan) -> Result<F::Plan> {
         let (comm, extents, gemm) = (&self.base.comm, operands.extents, self.base.gemm());
         let own = || match gemm {
-            Some(gemm) => Ok((gemm.plan_of(extents)?, gemm.likely(extents)?)),
+            Some(gemm) if operands.matrices.are_aligned() => {
+                Ok((gemm.plan_of(extents)?, gemm.likely(extents)?))
+            }
+            // The portable kernel multiplies these, whatever the plan.
+            Some(gemm) => Ok((gemm.plan_of(extents)?, Vec::new())),
             // Without the plan of two kernels there is no product whose plan matters.
             None => Ok((GemmPlan::Portable, Vec::new())),
         };

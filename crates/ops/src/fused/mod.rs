@@ -36,6 +36,8 @@ pub struct Base<F: Fusion> {
     order: Arc<StreamOrder>,
     /// The largest matrix that the ranks exchange: its rows and columns.
     pub(crate) most: [usize; 2],
+    /// The fewest multiprocessors of any rank's GPU, so that all ranks choose the same plans.
+    pub(crate) multiprocessors: u32,
     /// Whether no kernel writes B while a product may read it.
     pub(crate) constant_b: bool,
     /// The plan that is not fused, once it is prepared.
@@ -55,18 +57,27 @@ pub struct Unfused {
 const MEASURE_FIRST: &str = "DEVCOMM_MEASURE_FIRST";
 
 impl<F: Fusion> Base<F> {
-    /// Creates what all operations have. *Collective*.
-    pub(crate) fn new(comm: &Communicator, stream: &Stream, most: [usize; 2]) -> Result<Self> {
-        let tuned = Tuned::new(comm.context(), F::NAME, comm.n_ranks())?;
+    /// Creates what all operations have. Plans that were measured are kept by the name `kept`.
+    /// *Collective*.
+    pub(crate) fn new(
+        comm: &Communicator,
+        stream: &Stream,
+        most: [usize; 2],
+        kept: &str,
+    ) -> Result<Self> {
+        let tuned = Tuned::new(comm.context(), kept, comm.n_ranks())?;
         let measures_first = std::env::var_os(MEASURE_FIRST).is_some_and(|value| value == "1");
         let call = comm.collective(F::NAME).option(MEASURE_FIRST, measures_first);
+        let (tuned, multiprocessors) =
+            tuned.agreed(call, comm.context().limits().multiprocessors)?;
         Ok(Self {
-            decisions: Decisions::new(tuned.agreed(call)?),
+            decisions: Decisions::new(tuned),
             measures_first,
             comm: comm.clone(),
             stream: stream.clone(),
             order: Arc::new(StreamOrder::concurrent(comm.context(), 1)?),
             most,
+            multiprocessors,
             constant_b: false,
             unfused: OnceCell::new(),
         })
@@ -87,17 +98,13 @@ impl<F: Fusion> Base<F> {
         let name = format!("{}::new", F::NAME);
         let call = comm.collective(&name).option(F::MOST[0], most[0]).option(F::MOST[1], most[1]);
         let (elements, all) = call.agree(own())?;
-        let base = Self::new(comm, stream, most)?;
+        let base = Self::new(comm, stream, most, F::NAME)?;
         base.prepare_unfused()?;
         Ok((base, comm.window(elements)?, all.iter().all(|can| *can == 1)))
     }
 
     pub(crate) fn context(&self) -> &Context {
         self.comm.context()
-    }
-
-    pub(crate) fn multiprocessors(&self) -> u32 {
-        self.context().limits().multiprocessors
     }
 
     /// Prepares the plan that is not fused, the first time. *Collective*.
@@ -234,9 +241,29 @@ impl<F: Fusion> FusedGemm<F> {
         comm: &Communicator,
         steps: impl FnOnce() -> Result<Self>,
     ) -> Result<Self> {
-        let made = comm.together(&format!("{}::new", F::NAME), steps)?;
+        let made = comm.together(&format!("{}::new", F::NAME), || {
+            let made = steps()?;
+            made.prepare_kept()?;
+            Ok(made)
+        })?;
         comm.name(&made.base.order, F::NAME);
         Ok(made)
+    }
+
+    /// Prepares the plans that this machine has measured for shapes that are no larger than the
+    /// largest, and that these ranks would measure: all ranks have the same ones. *Collective*.
+    pub(crate) fn prepare_kept(&self) -> Result<()> {
+        let (base, [first, second]) = (&self.base, self.base.most);
+        for (shape, plan) in base.decisions.tuned.all() {
+            let Ok(extents) = F::extents(shape.map(|extent| extent as usize)) else { continue };
+            let [m, n, k] = extents.lengths();
+            let columns = if F::COLUMNS_DIFFER { k } else { n };
+            let is_small = m * columns <= first * second;
+            if is_small && self.fusion.to_measure(base, extents, plan)?.contains(&plan) {
+                self.prepare(plan)?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns how a product of `[m, n, k]` would be done, and why.
@@ -262,13 +289,18 @@ impl<F: Fusion> FusedGemm<F> {
     pub fn set_plan(&self, plan: Option<F::Plan>) -> Result<()> {
         if let Some(plan) = plan {
             self.fusion.require(&self.base, plan)?;
-            match self.fusion.strategy(plan) {
-                Some(strategy) => strategy.prepare(&self.base, plan)?,
-                None => self.base.prepare_unfused()?,
-            }
+            self.prepare(plan)?;
         }
         self.base.decisions.set(plan);
         Ok(())
+    }
+
+    /// Prepares a plan, the first time. *Collective*.
+    fn prepare(&self, plan: F::Plan) -> Result<()> {
+        match self.fusion.strategy(plan) {
+            Some(strategy) => strategy.prepare(&self.base, plan),
+            None => self.base.prepare_unfused(),
+        }
     }
 
     /// Lets plans whose kernels can do it read B before the previous kernels of the stream have

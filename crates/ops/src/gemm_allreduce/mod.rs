@@ -72,7 +72,7 @@ impl FusedGemm<AllReduce> {
     ///
     /// The workspace takes up to `2 * m * n` bytes on each GPU, rounded up to whole tiles. On
     /// Hopper GPUs it takes up to `4 * m * n` bytes instead, plus the workspace of
-    /// [`Collectives`](crate::Collectives), and on two GPUs another `4 * min(m, 256) * n` bytes for
+    /// [`Collectives`](crate::Collectives), and on two GPUs another `8 * min(m, 256) * n` bytes for
     /// products of few rows.
     ///
     /// # Errors
@@ -146,7 +146,7 @@ impl AllReduce {
     fn few_rows(&self, base: &Base<Self>, extents: Extents) -> Result<FewRows> {
         // All ranks have the same numbers of resident clusters: the ones that `swapped` agreed on
         // or, before it is prepared, estimates. So all choose the same plan.
-        let usual = || ResidentClusters::usual(base.multiprocessors());
+        let usual = || ResidentClusters::usual(base.multiprocessors);
         let room = self.swapped.get().map_or_else(usual, Swapped::room);
         let candidates = Candidates::new(extents, room);
         let can_exchange = self.exchanges && self.wire() == Wire::Bf16;
@@ -175,7 +175,7 @@ fn exchanges_few_rows(base: &Base<AllReduce>) -> bool {
 /// an all-reduce from 0.91 waves of tiles on.
 fn fills(base: &Base<AllReduce>, size: [usize; 2]) -> bool {
     let least = if base.comm.n_ranks() == 2 { 0.9 } else { MIN_WAVES };
-    waves(size, base.multiprocessors()) > least
+    waves(size, base.multiprocessors) > least
 }
 
 /// What is known of a shape for tiles of few rows.

@@ -33,8 +33,9 @@ impl GemmOptions {
         Self { max_blocks: None, wire: Wire::Bf16 }
     }
 
-    /// Launches at most `blocks` blocks, which leaves multiprocessors to other kernels. Default:
-    /// the number that can be resident on every rank's GPU.
+    /// Launches at most `blocks` blocks by the plan [`Strips`](crate::GemmAllReducePlan::Strips),
+    /// which leaves multiprocessors to other kernels. Other plans fill the GPU. Default: the number
+    /// that can be resident on every rank's GPU.
     pub const fn max_blocks(mut self, blocks: NonZeroU32) -> Self {
         self.max_blocks = Some(blocks);
         self
@@ -83,7 +84,8 @@ impl GemmOptions {
             let strips = Strips { compiled, wire, blocks, workspace, memory: OnceCell::new() };
             let (wide, swapped) = (Wide { wire, prepared: OnceCell::new() }, OnceCell::new());
             let fusion = AllReduce { exchanges, exchanges_by_default, strips, wide, swapped };
-            let base = Base::new(comm, stream, [m, n])?;
+            // Each type has its own plans.
+            let base = Base::new(comm, stream, [m, n], &format!("{}-{wire}", AllReduce::NAME))?;
             fusion.prepare_defaults(&base)?;
             Ok(FusedGemm { base, fusion })
         })

@@ -24,7 +24,7 @@ pub enum GemmAllReducePlan {
     Wide,
     /// One kernel, for few rows on Hopper GPUs: every rank's product is rounded to bf16 and sent to
     /// all others before it is stored. The sum, in the order of the ranks, is rounded again. The
-    /// tiles are those of [`GemmPlan::Swapped`], without slices. The workspace takes `4 * m * n`
+    /// tiles are those of [`GemmPlan::Swapped`], without slices. The workspace takes `8 * m * n`
     /// bytes for up to 256 rows; with more than two ranks, for each rank.
     Swapped(Tiling),
     /// [`Gemm`](crate::Gemm), and then [`Collectives::all_reduce`](crate::Collectives), with the

@@ -30,18 +30,26 @@ impl Wire {
     pub const ALL: [Self; 3] = [Self::Bf16, Self::F32, Self::E4m3];
 
     /// Returns the largest error of a finite partial sum when it is added: half a unit in its last
-    /// place. `largest` is the largest magnitude of the sums that share its scale. An element
-    /// of C is off by at most the sum of these errors, what f32 loses, and its own rounding to
-    /// bf16, `2^-8` of it.
+    /// place, or infinity if it may be rounded to that. `largest` is the largest magnitude of the
+    /// sums that share its scale. An element of C is off by at most the sum of these errors, what
+    /// f32 loses, and its own rounding to bf16, `2^-8` of it.
     #[must_use]
     pub fn error_bound(self, partial: f32, largest: f32) -> f32 {
         let half_unit = |bits: i32| partial.abs() * 2_f32.powi(-bits);
+        // Beyond the last finite number by half a unit of it, rounding gives infinity.
+        let overflows = |bits: i32| partial.abs() >= (2.0 - 2_f32.powi(1 - bits)) * 2_f32.powi(127);
         match self {
             Self::F32 => 0.0,
-            Self::Bf16 => half_unit(8),
+            Self::Bf16 if overflows(9) => f32::INFINITY,
+            Self::E4m3 if overflows(5) => f32::INFINITY,
+            // Half of the least distance of bf16's numbers, `2^-133`.
+            Self::Bf16 => half_unit(8).max(f32::MIN_POSITIVE * 2_f32.powi(-8)),
             // The least distance of 8-bit floats is `2^-9`, and the scale less than `largest / 224`
             // or `2^-126`.
-            Self::E4m3 => half_unit(4).max(largest * 2_f32.powi(-17)).max(2_f32.powi(-136)),
+            Self::E4m3 => {
+                let of_scale = (largest * 2_f32.powi(-17)).max(f32::MIN_POSITIVE * 2_f32.powi(-10));
+                half_unit(4).max(of_scale)
+            }
         }
     }
 

@@ -52,11 +52,11 @@ pub(super) unsafe fn device_attribute(
 ) -> CUresult {
     use CUdevice_attribute as A;
     query("cuDeviceGetAttribute", |simulation| {
-        device_index(simulation, device)?;
+        let gpu = device_index(simulation, device)?;
         let number = match attribute {
             A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => simulation.compute_capability.0,
             A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => simulation.compute_capability.1,
-            A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => simulation.multiprocessors,
+            A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => simulation.multiprocessors_of(gpu),
             A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X => limits::GRID[0],
             A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y => limits::GRID[1],
             A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z => limits::GRID[2],

@@ -148,12 +148,13 @@ pub(super) unsafe fn occupancy(
     dynamic_shared: usize,
 ) -> CUresult {
     call("cuOccupancyMaxActiveBlocksPerMultiprocessor", |cx| {
-        cx.function(function)?;
+        let gpu = cx.function(function)?.gpu;
         let threads = u32::try_from(block_size).ok().filter(|threads| *threads > 0);
         let threads = threads.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        let resident = cx.core.gpus.resident(threads, dynamic_shared);
+        let resident = cx.core.gpus.resident(gpu, threads, dynamic_shared);
+        let multiprocessors = cx.core.simulation().multiprocessors_of(gpu);
         // SAFETY: the program passes valid pointers, as CUDA requires.
-        unsafe { blocks.write((resident / cx.core.simulation().multiprocessors) as c_int) };
+        unsafe { blocks.write((resident / multiprocessors) as c_int) };
         Ok(())
     })
 }
@@ -166,11 +167,12 @@ pub(super) unsafe fn cluster_occupancy(
     call("cuOccupancyMaxActiveClusters", |cx| {
         // SAFETY: the program passes valid pointers, as CUDA requires.
         let config = unsafe { &*config };
-        let body = cx.function(function)?.body;
+        let function = cx.function(function)?;
+        let (body, gpu) = (function.body, function.gpu);
         // SAFETY: the program passes valid pointers, as CUDA requires.
         let cluster = unsafe { Attributes::of(config) }.cluster_for(&body)?;
         let threads = config.blockDimX * config.blockDimY * config.blockDimZ;
-        let resident = cx.core.gpus.resident(threads, config.sharedMemBytes as usize);
+        let resident = cx.core.gpus.resident(gpu, threads, config.sharedMemBytes as usize);
         // SAFETY: the program passes valid pointers, as CUDA requires.
         unsafe { clusters.write((resident / cluster) as c_int) };
         Ok(())

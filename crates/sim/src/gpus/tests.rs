@@ -199,7 +199,7 @@ fn a_cooperative_grid_or_a_cluster_waits_until_all_of_it_fits() {
 fn shared_memory_limits_how_many_blocks_are_on_a_multiprocessor() {
     let gpus = machines(1, 1).next().unwrap();
     let half = Launch { dynamic_shared: 100 << 10, ..grid(0, 3, 32, thread::sync_threads) };
-    assert_eq!(gpus.resident(32, half.dynamic_shared), 2);
+    assert_eq!(gpus.resident(0, 32, half.dynamic_shared), 2);
     let words = Words::new(&gpus, 1);
     let start = words.word(0);
     gpus.launch(Launch { body: Rc::new(move || start.wait(1)), ..half }).unwrap();

@@ -136,12 +136,12 @@ fn too_many(kernel: &'static str, threads: usize) -> Error {
 }
 
 impl Scheduler {
-    /// Returns the maximum resident blocks per GPU for `threads` threads and `dynamic_shared` bytes
-    /// of dynamic shared memory per block.
-    pub(crate) fn resident(&self, threads: u32, dynamic_shared: usize) -> u32 {
+    /// Returns the maximum resident blocks of a GPU for `threads` threads and `dynamic_shared`
+    /// bytes of dynamic shared memory per block.
+    pub(crate) fn resident(&self, gpu: usize, threads: u32, dynamic_shared: usize) -> u32 {
         let block = SmResources::of_block(threads, dynamic_shared);
         let whole = SmResources::whole(&self.settings);
-        self.settings.multiprocessors.saturating_mul(whole.holds(block))
+        self.settings.multiprocessors_of(gpu).saturating_mul(whole.holds(block))
     }
 
     /// Checks a launch against a GPU's limits; returns the number of blocks.
@@ -186,7 +186,7 @@ impl Scheduler {
                 {MAX_SHARED}"
             ));
         }
-        let resident = self.resident(threads, dynamic_shared);
+        let resident = self.resident(gpu, threads, dynamic_shared);
         if launch.cooperative && blocks > resident {
             return refuse(format!(
                 "a cooperative grid of {blocks} blocks, but at most {resident} of them are \
@@ -257,7 +257,7 @@ impl Scheduler {
     pub(super) fn start_blocks(&mut self, gpus: &Gpus) -> Result<()> {
         for gpu in std::mem::take(&mut self.changed) {
             while let Some(grid) = self.gpus[gpu].pending.front().cloned() {
-                let (all, next) = (self.settings.multiprocessors, grid.next.get());
+                let (all, next) = (self.settings.multiprocessors_of(gpu), grid.next.get());
                 let n = grid.launch.cluster;
                 let residency = SmResources::of_block(grid.threads(), grid.launch.dynamic_shared);
                 let gpu = &mut self.gpus[gpu];

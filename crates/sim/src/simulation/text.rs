@@ -34,7 +34,10 @@ impl fmt::Display for Simulation {
             _ => "full",
         };
         set("network", &network, network != "full")?;
-        set("multiprocessors", &self.multiprocessors, self.multiprocessors != MULTIPROCESSORS)?;
+        let multiprocessors = self.multiprocessors.iter().map(ToString::to_string);
+        let multiprocessors = multiprocessors.collect::<Vec<_>>().join("/");
+        let differs = self.multiprocessors != [MULTIPROCESSORS];
+        set("multiprocessors", &multiprocessors, differs)?;
         let differs = self.compute_capability != COMPUTE_CAPABILITY;
         set("compute_capability", &format_args!("{major}.{minor}"), differs)?;
         set("stack", &self.stack_size, self.stack_size != STACK_SIZE)?;
@@ -110,7 +113,10 @@ impl Simulation {
                 "full" => Ok(self.network(GinConnectionType::Full)),
                 _ => Err(format!("the network is {value:?}, not none, rail or full")),
             },
-            "multiprocessors" => small().map(|n| self.multiprocessors(n)),
+            "multiprocessors" => match value.split('/').map(str::parse).collect() {
+                Ok::<Vec<u32>, _>(all) => Ok(self.multiprocessors_in_turn(all)),
+                Err(_) => Err(format!("{name} is {value:?}, not numbers such as 132 or 132/114")),
+            },
             "compute_capability" => {
                 let number = |digits: &str| digits.parse::<u32>().ok();
                 let parts = value.split_once('.').map(|(major, minor)| {
@@ -213,6 +219,7 @@ mod tests {
             "4",
             "8,team=2,multimem=0,network=rail,multiprocessors=8,stack=131072,steps=9,seconds=3",
             "4,compute_capability=8.9,seed=3",
+            "2,multiprocessors=3/2",
             "4,multimem=0,compute_capability=10.0",
             "2,seconds=0,watch=0",
             "2,flush=1",

@@ -3,7 +3,7 @@
 use devcomm_host::World;
 
 use super::*;
-use crate::GemmReduceScatter;
+use crate::{GemmAllReduce, GemmAllReducePlan, GemmReduceScatter};
 
 #[test]
 fn the_first_product_of_a_shape_is_measured_if_the_process_asks_for_that() {
@@ -25,6 +25,27 @@ fn the_first_product_of_a_shape_is_measured_if_the_process_asks_for_that() {
         let mut got = [bf16::ZERO; 24];
         stream.copy_to_host(&c.device_slice(), &mut got)?;
         assert_eq!(got, [bf16::from_f32(32.0); 24]);
+        Ok::<_, devcomm_host::Error>(())
+    };
+    World::simulated(2).unwrap().run(run).unwrap();
+}
+
+#[test]
+fn plans_that_were_kept_are_prepared_for_shapes_that_fit() {
+    let run = |rank: &devcomm_host::Rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let product = GemmAllReduce::new(comm, &stream, 64, 64)?;
+        let shapes = [[64, 64, 8], [128, 64, 8]];
+        let reason = |shape| product.explain(shape).map(|how| how.reason);
+        for (shape, plan) in shapes.into_iter().zip(["strips", "wide"]) {
+            let plan: GemmAllReducePlan = plan.parse().unwrap();
+            product.base.decisions.tuned.insert(Extents::new(shape)?, plan);
+        }
+        assert_ne!(reason(shapes[0])?, "as this machine measured");
+        product.set_plan(None)?;
+        product.prepare_kept()?;
+        assert_eq!(reason(shapes[0])?, "as this machine measured");
+        assert_ne!(reason(shapes[1])?, "as this machine measured");
         Ok::<_, devcomm_host::Error>(())
     };
     World::simulated(2).unwrap().run(run).unwrap();

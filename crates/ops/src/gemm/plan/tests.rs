@@ -1,6 +1,7 @@
 //! Tests of plans of products.
 
 use super::*;
+use crate::Gemm;
 
 /// The clusters of an H100.
 const ROOM: ResidentClusters = ResidentClusters([132, 66, 30, 15]);
@@ -215,4 +216,17 @@ fn a_table_decides_for_as_many_groups_of_8_rows() {
     for other in ["NVIDIA H100 NVL", "NVIDIA H100 PCIe", "NVIDIA H200 NVL", "NVIDIA GH200 480GB"] {
         assert_eq!(on(other, 64), None);
     }
+}
+
+#[test]
+fn a_portable_plan_that_was_kept_is_used() {
+    let run = |rank: &devcomm_host::Rank| {
+        let (stream, shape) = (rank.stream()?, [256, 256, 64]);
+        assert_ne!(Gemm::new(&stream)?.plan(shape)?, GemmPlan::Portable);
+        let gemm = Gemm::new(&stream)?;
+        gemm.tuned.lock().insert(Extents::new(shape)?, GemmPlan::Portable);
+        assert_eq!(gemm.plan(shape)?, GemmPlan::Portable);
+        Ok::<_, devcomm_host::Error>(())
+    };
+    devcomm_host::World::simulated(1).unwrap().run(run).unwrap();
 }

@@ -18,3 +18,20 @@ fn smaller_types_have_larger_errors() {
     // A small sum that shares its scale with a large one.
     assert_eq!(Wire::E4m3.error_bound(1e-6, 131_072.0), 1.0);
 }
+
+#[test]
+fn errors_of_the_smallest_and_largest_sums_are_within_the_bound() {
+    let largest = half::bf16::MAX.to_f32();
+    for bits in [1, 3, 0x4000, 0x8000, 0x1_8000, 0x7f_8000, 0x80_8000, 0x3f80_8000, 0x7f7f_7fff] {
+        let partial = f32::from_bits(bits);
+        let error = (half::bf16::from_f32(partial).to_f32() - partial).abs();
+        assert!(error <= Wire::Bf16.error_bound(partial, largest), "{partial:e}: {error:e}");
+    }
+    // The least scale is `2^-126`, and 8-bit floats have a least distance of `2^-9`.
+    assert_eq!(Wire::E4m3.error_bound(0.0, 0.0), f32::MIN_POSITIVE / 1024.0);
+    // These are rounded to infinity.
+    let bound = |wire: Wire, bits| wire.error_bound(f32::from_bits(bits), f32::MAX);
+    assert_eq!(bound(Wire::Bf16, 0x7f7f_8000), f32::INFINITY);
+    assert_eq!(bound(Wire::E4m3, 0x7f78_0000), f32::INFINITY);
+    assert!(bound(Wire::E4m3, 0x7f77_ffff).is_finite());
+}
