@@ -212,7 +212,7 @@ fn a_kernel_that_polls_what_a_sleeping_host_thread_will_write_is_not_livelocked(
         unsafe { word.write_volatile(0) };
         let address = word as u64;
         let body = <polls_for_the_host as Kernel>::BODY.unwrap();
-        thread.launch_kernel(&body, (1, 1), stream, &[(&raw const address).cast()]);
+        thread.launch_kernel(&body, (1, 1024), stream, &[(&raw const address).cast()]);
         ends.0.lock().unwrap().send(word as usize).unwrap();
         thread.synchronize(stream);
     });

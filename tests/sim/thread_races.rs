@@ -197,7 +197,6 @@ unsafe fn is_plain_before(word: *mut u32, form: u32) {
                 2 => mem::store(word, 1),
                 _ => {}
             }
-            let _ = atomic.load(Order::Relaxed, Scope::Gpu);
         }
         atomic.store(thread::thread_idx_x(), Order::Relaxed, Scope::Gpu);
     }
