@@ -63,6 +63,7 @@ pub enum SignalMode {
     Inc(u32, bool),
     IncVa(WindowOffset, bool),
     AddTo(u32, u64),
+    AddVa(WindowOffset, u64),
 }
 
 impl SignalMode {
@@ -73,6 +74,7 @@ impl SignalMode {
             Self::Inc(id, strong) => (INDEXED, (null_mut(), 0), id, strong, INC, 0),
             Self::IncVa(location, strong) => (VA, location, 0, strong, INC, 0),
             Self::AddTo(id, value) => (INDEXED, (null_mut(), 0), id, true, ADD, value),
+            Self::AddVa(location, value) => (VA, location, 0, true, ADD, value),
         }
     }
 }

@@ -5,7 +5,7 @@ use core::ptr::null_mut;
 
 use crate::common::*;
 use cuda_std::prelude::*;
-use devcomm::sim::{Error, Machine, Waiting};
+use devcomm::sim::{Change, Error, Machine, Mutation, Waiting};
 use devcomm::{DevCommRequirements, GinConnectionType, Simulation};
 use devcomm_testing::simulated::{Gpu, failure, run, simulate, world};
 use nccl_device::gin::Proxy;
@@ -273,4 +273,78 @@ fn a_put_that_is_not_flushed_when_its_kernel_ends_is_noted_with_its_line() {
     let error = failure(strict, |gpu| put(gpu, 0));
     let want = "its kernel ends, and its put from `out` (window ";
     assert!(error.to_string().contains(want), "{error}");
+}
+
+#[test]
+fn a_put_that_the_last_kernel_to_end_has_not_flushed_is_an_error_too() {
+    let error = failure(Simulation::new(2).flush(true), |gpu| {
+        let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[7_u32, 0])?);
+        if gpu.rank() == 0 {
+            let (stream, put) = (gpu.stream()?, puts_and_ends::args(&comm, &out, 0));
+            // SAFETY: the window has two elements.
+            unsafe { put.grid(1).block(1).launch(&stream) }?;
+            stream.synchronize()?;
+        }
+        gpu.barrier()
+    });
+    assert!(error.to_string().contains("its kernel ends, and its put"), "{error}");
+}
+
+/// Rank 0 puts its first element to its other ones.
+#[kernel]
+unsafe fn puts_often(comm: DevComm, out: Window<u32>) {
+    let comm = comm.as_raw();
+    let (team, mut net, window) = (comm.world_team(), gin(comm, 0), handle(&out));
+    let none = SignalMode::Nothing;
+    for at in [4, 8, 12] {
+        // SAFETY: the window has four elements, and the handles are valid.
+        unsafe {
+            put(&mut net, &team, 0, (window, at), (window, 0), 4, none, None); // often
+        }
+    }
+    // SAFETY: the handle is valid.
+    unsafe { flush(&mut net) };
+}
+
+#[test]
+fn a_put_whose_wait_is_removed_does_not_wait_for_space_in_its_queue() {
+    let mut lines = include_str!("gin_misuse.rs").lines();
+    let line = 1 + lines.position(|line| line.ends_with("// often")).unwrap() as u32;
+    let no_wait = Mutation::new("gin_misuse.rs", line, Change::NoWait);
+    for simulation in [Simulation::new(1), Simulation::new(1).mutation(no_wait)] {
+        simulate(simulation, |gpu| {
+            let comm = gpu.dev_comm(full().gin_queue_depth(1))?;
+            let out = gpu.window(&[7_u32; 4])?;
+            gpu.launch(puts_often::args(&comm, &out).grid(1).block(1))
+        });
+    }
+}
+
+/// Adds to a signal at the start of a window: 1, as an increment if `increments`.
+#[kernel]
+unsafe fn signals_in_window(comm: DevComm, mail: Window<u64>, increments: bool) {
+    let comm = comm.as_raw();
+    let (team, mut net, place) = (comm.world_team(), gin(comm, 0), (handle(&mail), 0));
+    // SAFETY: the window has the signal, and the handles are valid.
+    unsafe {
+        if increments {
+            signal(&mut net, &team, 0, SignalMode::IncVa(place, true));
+        } else {
+            signal(&mut net, &team, 0, SignalMode::AddVa(place, 1));
+        }
+        flush(&mut net);
+    }
+}
+
+#[test]
+fn a_signal_in_a_new_window_may_be_counted_another_way() {
+    simulate(Simulation::new(1), |gpu| {
+        let comm = gpu.dev_comm(full())?;
+        for increments in [true, false, true] {
+            let mail = gpu.window(&[0_u64])?;
+            gpu.launch(signals_in_window::args(&comm, &mail, increments).grid(1).block(1))?;
+            mail.close()?;
+        }
+        Ok(())
+    });
 }

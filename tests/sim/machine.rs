@@ -5,8 +5,11 @@ use std::sync::Mutex;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use cuda_std::atomic::{Order, Scope};
+use cuda_std::prelude::*;
 use devcomm_sim::{Machine, Simulation};
 use devcomm_sys::driver::{CUevent, CUgraph, CUgraphExec, CUresult, CUstream};
+use devcomm_types::Kernel;
 
 use crate::nccl_threads::{OK, cuda, retain, run_ranks};
 
@@ -164,4 +167,53 @@ fn what_does_not_exist_is_refused() {
     let mut module = null_mut();
     let refused = cuda!(cuModuleLoad(&raw mut module, c"x.cubin".as_ptr()));
     assert_eq!(refused, CUresult::CUDA_ERROR_NOT_SUPPORTED);
+}
+
+#[test]
+fn an_event_of_a_capture_that_has_ended_draws_no_stream_into_it() {
+    ranks(Simulation::new(1), |_, _| {
+        let (first, second, mark) = (stream(), stream(), event());
+        let mut graph: CUgraph = null_mut();
+        let mode = devcomm_sys::driver::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        assert_eq!(cuda!(cuStreamBeginCapture_v2(first, mode)), OK);
+        assert_eq!(cuda!(cuEventRecord(mark, first)), OK);
+        assert_eq!(cuda!(cuStreamEndCapture(first, &raw mut graph)), OK);
+        let refused = cuda!(cuStreamWaitEvent(second, mark, 0));
+        assert_eq!(refused, CUresult::CUDA_ERROR_CAPTURED_EVENT);
+        assert_eq!(cuda!(cuStreamQuery(second)), OK);
+        assert_eq!(cuda!(cuEventRecord(mark, first)), OK);
+        assert_eq!(cuda!(cuStreamWaitEvent(second, mark, 0)), OK);
+        assert_eq!(cuda!(cuStreamSynchronize(second)), OK);
+    });
+}
+
+/// Polls the word at this address until it is set.
+#[kernel]
+unsafe fn polls_for_the_host(word: u64) {
+    // SAFETY: the launch passes a word that the host sets.
+    while unsafe { mem::load_ordered(word as *const u32, Order::Acquire, Scope::Sys) } == 0 {}
+}
+
+#[test]
+fn a_kernel_that_polls_what_a_sleeping_host_thread_will_write_is_not_livelocked() {
+    let (sender, receiver) = channel();
+    let ends = (Mutex::new(sender), Mutex::new(receiver));
+    run_ranks(Simulation::new(2), |thread| {
+        if thread.me == 1 {
+            let word: usize = ends.1.lock().unwrap().recv().unwrap();
+            // The kernel polls more often than is allowed without a host thread outside.
+            std::thread::sleep(Duration::from_secs(4));
+            // SAFETY: pinned memory of four bytes, which the kernel only reads.
+            unsafe { (word as *mut u32).write_volatile(1) };
+            return;
+        }
+        let (word, stream) = (thread.pinned(4).cast::<u32>(), thread.stream());
+        // SAFETY: as above.
+        unsafe { word.write_volatile(0) };
+        let address = word as u64;
+        let body = <polls_for_the_host as Kernel>::BODY.unwrap();
+        thread.launch_kernel(&body, (1, 1024), stream, &[(&raw const address).cast()]);
+        ends.0.lock().unwrap().send(word as usize).unwrap();
+        thread.synchronize(stream);
+    });
 }

@@ -5,7 +5,7 @@ use core::panic::Location;
 use devcomm_types::Kernel;
 
 use crate::common::*;
-use cuda_std::arch::{CTX, MulticastParts};
+use cuda_std::arch::{Access, CTX, MulticastParts};
 use cuda_std::atomic::{Order, Scope};
 use cuda_std::multimem;
 use cuda_std::prelude::*;
@@ -19,13 +19,13 @@ use nccl_device::{DevComm, Window};
 /// Returns the addresses, one per rank of the team, that a `multimem` instruction on `address`
 /// accesses.
 #[track_caller]
-fn addresses<T>(address: *mut T) -> Vec<*mut T> {
+fn addresses<T>(address: *mut T, access: fn(Order, Scope) -> Access) -> Vec<*mut T> {
     let context = CTX.get();
     // SAFETY: a kernel runs, so its context is live.
     let ops = unsafe { (*context).ops };
-    let at = Location::caller();
+    let (at, access) = (Location::caller(), access(Order::Relaxed, Scope::Sys));
     let MulticastParts { first, stride, n } =
-        (ops.multimem)(context, address.addr(), size_of::<T>(), at);
+        (ops.multimem)(context, address.addr(), size_of::<T>(), access, at);
     (0..n).map(|i| first.wrapping_add(i * stride).cast()).collect()
 }
 
@@ -33,14 +33,16 @@ fn addresses<T>(address: *mut T) -> Vec<*mut T> {
 #[track_caller]
 fn store_all(address: *mut u32, value: u32) {
     // SAFETY: the simulator has checked the addresses.
-    addresses(address).into_iter().for_each(|part| unsafe { part.write(value) });
+    addresses(address, Access::AtomicWrite)
+        .into_iter()
+        .for_each(|part| unsafe { part.write(value) });
 }
 
 /// Sums over all ranks' memory, as a `multimem` instruction does.
 #[track_caller]
 fn sum(address: *mut u32) -> u32 {
     // SAFETY: the simulator has checked the addresses.
-    addresses(address).into_iter().map(|part| unsafe { part.read() }).sum()
+    addresses(address, Access::AtomicRead).into_iter().map(|part| unsafe { part.read() }).sum()
 }
 
 /// Each rank stores its rank plus 1 to its whole LSA team, in a window and a resource buffer.
@@ -141,7 +143,7 @@ unsafe fn mistakes_with_multimem(comm: DevComm, out: Window<u32>, which: u32) {
             1 => drop(mem::load(all)),
             2 => drop(sum(out.local().as_ptr())),
             3 => store_all(all.add(2), 1),
-            4 => drop(addresses(all.add(1).cast::<u64>())),
+            4 => drop(addresses(all.add(1).cast::<u64>(), Access::AtomicRead)),
             _ => all.write_volatile(1),
         }
     }
@@ -254,4 +256,31 @@ fn a_poll_by_a_reducing_load_is_no_progress() {
         gpu.launch(polls_all::args(&comm, &gpu.window(&[0_u32])?).grid(1).block(1))
     });
     assert!(error.to_string().starts_with("livelock in polls_all"), "{error}");
+}
+
+/// Rank 0 passes a number on by a flag in all copies, which rank 1 loads from all copies.
+#[kernel]
+unsafe fn passes_on_to_all(comm: DevComm, words: Window<u32>) {
+    let flag = words.multimem(&comm).wrapping_add(1);
+    // SAFETY: the window has two words; the team has multicast.
+    unsafe {
+        if comm.rank() == 0 {
+            words.lsa(1).store(0, 7);
+            multimem::store_ordered(flag, 1, Order::Release, Scope::Sys);
+        } else {
+            while multimem::load_reduce_ordered(Sum, flag, Order::Acquire, Scope::Sys) < 2 {}
+            assert_eq!(words.local().load(0), 7);
+        }
+    }
+}
+
+#[test]
+fn a_multimem_load_acquires_what_the_values_that_it_sees_release() {
+    for seed in 0..16 {
+        simulate(Simulation::new(2).seed(seed).weak(true), |gpu| {
+            let words = gpu.window(&[0_u32; 2])?;
+            let comm = gpu.dev_comm(DevCommRequirements::new().lsa_multimem(true))?;
+            gpu.launch(passes_on_to_all::args(&comm, &words).grid(1).block(1))
+        });
+    }
 }

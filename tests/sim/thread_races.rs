@@ -1,11 +1,16 @@
-//! Litmus tests of races of threads that meet at a shuffle, and of scopes. As in
-//! [`races`](crate::races), form 0 is right, and each other form is reported.
+//! Litmus tests of races of threads that meet at a shuffle, of asynchronous copies, of scopes, and
+//! of accesses that others hide. As in [`races`](crate::races), form 0 is right, and each other
+//! form is reported.
 
-use cuda_std::atomic::{Atomic, Order, Scope};
+use cuda_std::atomic::{Atomic, Order, Scope, fence};
+use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
-use devcomm::Simulation;
+use cuda_std::tma;
+use devcomm::{Simulation, TensorMap};
+use devcomm_types::GridConstant;
 
 use crate::races::check;
+use crate::tensor::{aligned_shared, row};
 
 /// A thread of each of two blocks stores a number and counts itself; another one of the first block
 /// loads the second block's number. Forms, the scope of its loads of the counter: the GPU; the
@@ -58,5 +63,209 @@ fn a_load_after_a_shuffle_races_with_a_store_after_it() {
     check(&Simulation::new(1), 2, |gpu, form| {
         let number = gpu.buffer(&[0_u32])?;
         gpu.launch(loads_around_a_shuffle::args(&number, form).grid(1).block(32))
+    });
+}
+
+/// A lane waits for a copy to shared memory, which all lanes load. Forms: after `sync_warp`; after
+/// a vote.
+#[kernel]
+unsafe fn one_lane_waits(map: GridConstant<TensorMap>, form: u32) {
+    let tile = aligned_shared();
+    // SAFETY: one warp, with shared memory for a row; the race is what the test is for.
+    unsafe {
+        if warp::lane_id() == 0 {
+            let full = MBarrier::at(shared_array![u64; 1]);
+            full.init(1);
+            mbarrier::fence_init();
+            full.arrive_expect_tx(128);
+            tma::load_tile(tile, &map, 0, 0, full);
+            full.wait(0);
+        }
+        if form == 0 {
+            warp::sync();
+        } else {
+            let _ = warp::ballot(true);
+        }
+        let _ = mem::load(tile.cast::<u32>());
+    }
+}
+
+#[test]
+fn a_vote_after_a_wait_shows_no_other_lane_what_a_copy_has_written() {
+    check(&Simulation::new(1), 2, |gpu, form| {
+        let words = gpu.buffer(&[7_u32; 32])?;
+        let launch = one_lane_waits::args(row(gpu, &words)?, form);
+        gpu.launch(launch.grid(1).block(32).dynamic_shared(2048))
+    });
+}
+
+/// Two copies end at one `mbarrier`. Forms: each has a target of its own; both write the same one,
+/// in one phase; in two phases, without a wait between them.
+#[kernel]
+unsafe fn copies_twice(map: GridConstant<TensorMap>, form: u32) {
+    let (tile, phases) = (aligned_shared(), if form == 2 { 2 } else { 1 });
+    // SAFETY: one thread, with shared memory for two rows; the races are what the test is for.
+    unsafe {
+        let full = MBarrier::at(shared_array![u64; 1]);
+        full.init(1);
+        mbarrier::fence_init();
+        full.arrive_expect_tx(256 / phases);
+        tma::load_tile(tile, &map, 0, 0, full);
+        if form == 2 {
+            full.arrive_expect_tx(128);
+        }
+        tma::load_tile(if form == 0 { tile.add(1024) } else { tile }, &map, 0, 0, full);
+        full.wait(phases - 1);
+    }
+}
+
+#[test]
+fn copies_that_end_at_one_mbarrier_do_not_order_each_other() {
+    check(&Simulation::new(1), 3, |gpu, form| {
+        let words = gpu.buffer(&[7_u32; 32])?;
+        let launch = copies_twice::args(row(gpu, &words)?, form);
+        gpu.launch(launch.grid(1).block(1).dynamic_shared(4096))
+    });
+}
+
+/// A thread stores to the same memory by two bulk copies. Forms, between them: it waits for the
+/// first one; it waits until that one has read its source.
+#[kernel]
+unsafe fn stores_in_bulk(out: *mut u32, form: u32) {
+    let line = aligned_shared();
+    // SAFETY: one thread, with shared memory for a line; the race is what the test is for.
+    unsafe {
+        (0..4).for_each(|i| mem::store(line.cast::<u32>().add(i), 7));
+        tma::fence_async_shared();
+        for _ in 0..2 {
+            tma::store_bulk(out.cast(), line, 16);
+            tma::commit_stores();
+            if form == 0 {
+                tma::wait_stores::<0>();
+            } else {
+                tma::wait_stores_read::<0>();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_bulk_store_is_not_ordered_before_the_threads_next_one() {
+    check(&Simulation::new(1), 2, |gpu, form| {
+        let out = gpu.buffer(&[0_u32; 4])?;
+        gpu.launch(stores_in_bulk::args(&out, form).grid(1).block(1).dynamic_shared(2048))
+    });
+}
+
+/// Two threads store two bytes of a word, and a third one loads the first byte. Forms: after a
+/// barrier; without one.
+#[kernel]
+unsafe fn loads_a_byte(bytes: *mut u8, form: u32) {
+    let i = thread::thread_idx_x() as usize;
+    // SAFETY: two bytes; the race is what the test is for.
+    unsafe {
+        if i < 2 {
+            mem::store(bytes.add(i), 1);
+        }
+        if form == 0 {
+            thread::sync_threads();
+        }
+        if i == 2 {
+            let _ = mem::load(bytes);
+        }
+    }
+}
+
+#[test]
+fn a_store_to_another_byte_of_a_word_hides_no_earlier_store() {
+    check(&Simulation::new(1), 2, |gpu, form| {
+        let bytes = gpu.buffer(&[0_u8; 2])?;
+        gpu.launch(loads_a_byte::args(&bytes, form).grid(1).block(3))
+    });
+}
+
+/// Two threads access a word atomically. Forms: only so; the first one also loads it plainly
+/// before; it stores to it plainly before.
+#[kernel]
+unsafe fn is_plain_before(word: *mut u32, form: u32) {
+    // SAFETY: the buffer has the word; the races are what the test is for.
+    unsafe {
+        let atomic = Atomic::from_ptr(word);
+        if thread::thread_idx_x() == 0 {
+            match form {
+                1 => _ = mem::load(word),
+                2 => mem::store(word, 1),
+                _ => {}
+            }
+        }
+        atomic.store(thread::thread_idx_x(), Order::Relaxed, Scope::Gpu);
+    }
+}
+
+#[test]
+fn an_atomic_access_hides_no_earlier_plain_one() {
+    check(&Simulation::new(1), 3, |gpu, form| {
+        let word = gpu.buffer(&[0_u32])?;
+        gpu.launch(is_plain_before::args(&word, form).grid(1).block(2))
+    });
+}
+
+/// A thread stores a number and releases a flag, to which a relaxed store follows; a thread of
+/// another block waits for the value of that one. Forms, the thread that makes it: the same one;
+/// another one.
+#[kernel]
+unsafe fn stores_again(number: *mut u32, flag: *mut u32, form: u32) {
+    let (block, first) = (thread::block_idx_x(), thread::thread_idx_x() == 0);
+    // SAFETY: a number and a flag; the race is what the test is for.
+    unsafe {
+        let flag = Atomic::from_ptr(flag);
+        if block == 1 {
+            while flag.load(Order::Acquire, Scope::Gpu) < 2 {}
+            let _ = mem::load(number);
+        } else if first {
+            mem::store(number, 7);
+            flag.store(1, Order::Release, Scope::Gpu);
+        } else if form == 1 {
+            while flag.load(Order::Relaxed, Scope::Gpu) < 1 {}
+        }
+        if block == 0 && first == (form == 0) {
+            flag.store(2, Order::Relaxed, Scope::Gpu);
+        }
+    }
+}
+
+#[test]
+fn a_release_pattern_goes_on_with_relaxed_stores_of_its_thread() {
+    check(&Simulation::new(1), 2, |gpu, form| {
+        let (number, flag) = (gpu.buffer(&[0_u32])?, gpu.buffer(&[0_u32])?);
+        gpu.launch(stores_again::args(&number, &flag, form).grid(2).block(2))
+    });
+}
+
+/// A thread gets a number of another block by a relaxed flag and a sequentially consistent fence,
+/// after another such fence. Forms, the scope of the second one: the GPU; the block.
+#[kernel]
+unsafe fn fences_twice(number: *mut u32, flag: *mut u32, form: u32) {
+    // SAFETY: a number and a flag; the race is what the test is for.
+    unsafe {
+        let flag = Atomic::from_ptr(flag);
+        if thread::block_idx_x() == 0 {
+            fence(Order::SeqCst, Scope::Gpu);
+            while flag.load(Order::Relaxed, Scope::Gpu) == 0 {}
+            fence(Order::SeqCst, [Scope::Gpu, Scope::Cta][form as usize]);
+            let _ = mem::load(number);
+        } else {
+            mem::store(number, 7);
+            fence(Order::SeqCst, Scope::Gpu);
+            flag.store(1, Order::Relaxed, Scope::Gpu);
+        }
+    }
+}
+
+#[test]
+fn a_fence_of_a_block_acquires_nothing_of_other_blocks() {
+    check(&Simulation::new(1), 2, |gpu, form| {
+        let (number, flag) = (gpu.buffer(&[0_u32])?, gpu.buffer(&[0_u32])?);
+        gpu.launch(fences_twice::args(&number, &flag, form).grid(2).block(1))
     });
 }

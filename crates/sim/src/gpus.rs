@@ -130,6 +130,8 @@ pub(crate) struct Gpus {
     pub(crate) chooser: RefCell<Chooser>,
     /// Whether all host threads wait for the GPUs.
     pub(crate) host_waits: Cell<bool>,
+    /// Whether a host thread runs outside the machine, and may write what kernels poll.
+    pub(crate) host_is_away: Cell<bool>,
     /// Blocks with a ready thread, by slot.
     pub(crate) queue: RefCell<Vec<u32>>,
     pub(crate) failure: RefCell<Option<Error>>,
@@ -183,6 +185,7 @@ impl Gpus {
             copies: Copies::default(),
             chooser: RefCell::new(Chooser::First),
             host_waits: Cell::new(true),
+            host_is_away: Cell::new(false),
             queue: RefCell::default(),
             failure: RefCell::default(),
             printed: RefCell::default(),

@@ -81,12 +81,20 @@ impl Thread {
     /// Checks the access that the thread makes next: fails the thread if it may not access the
     /// memory, and may yield. Returns the address to access.
     #[inline(always)]
-    pub(crate) fn access(
+    pub(crate) fn access(&self, address: usize, bytes: usize, access: Access, at: Site) -> usize {
+        self.access_by(address, bytes, access, at, &|n| self.gpus().chosen(n))
+    }
+
+    /// Does the same as [`access`](Self::access), where `choose` selects the old value that an
+    /// atomic load sees: 0 is the newest one.
+    #[inline(always)]
+    fn access_by(
         &self,
         mut address: usize,
         bytes: usize,
         mut access: Access,
         at: Site,
+        choose: &dyn Fn(usize) -> usize,
     ) -> usize {
         let (gpus, at) = (self.gpus(), self.state.line_of(at));
         match gpus.change_at(at) {
@@ -142,7 +150,7 @@ impl Thread {
         } else if gpus.settings.races && (is_global || !self.is_on_stack(address)) {
             let space = if is_global { Space::Global } else { Space::Shared };
             let unwritten = self.unwritten((address, bytes, space), access);
-            let seen = self.check_race((address, bytes, space), access, at);
+            let seen = self.check_race((address, bytes, space), access, at, choose);
             if let Some(unwritten) = unwritten {
                 self.reads_unwritten(unwritten, at);
             }
@@ -165,12 +173,17 @@ impl Thread {
 
     /// Fails the thread if the access races; returns the address to access.
     #[inline]
-    fn check_race(&self, place: (usize, usize, Space), access: Access, at: Site) -> usize {
+    fn check_race(
+        &self,
+        place: (usize, usize, Space),
+        access: Access,
+        at: Site,
+        choose: &dyn Fn(usize) -> usize,
+    ) -> usize {
         let gpus = self.gpus();
         let memory = &gpus.memory;
         let mut clock = self.race.borrow_mut();
-        let choose = |n| gpus.chosen(n);
-        match memory.races.access(memory, &mut clock, place, access, at, &choose) {
+        match memory.races.access(memory, &mut clock, place, access, at, choose) {
             Ok([None, None, None, None]) => place.0,
             Ok(old) => self.stale((place.0, place.1), old),
             Err(found) => {
@@ -300,8 +313,14 @@ fn out_of_bounds(thread: &Thread, address: usize, bytes: usize, access: Access, 
 
 impl Thread {
     /// Returns the copies of the bytes at a multicast address, one per GPU of its group, for an
-    /// access.
-    pub(crate) fn multimem(&self, address: usize, bytes: usize, at: Site) -> MulticastParts {
+    /// access, which is checked: one instruction accesses all copies, and sees no old values.
+    pub(crate) fn multimem(
+        &self,
+        address: usize,
+        bytes: usize,
+        access: Access,
+        at: Site,
+    ) -> MulticastParts {
         let gpus = self.gpus();
         gpus.accesses.set(gpus.accesses.get() + 1);
         let gpu = self.block().gpu;
@@ -309,12 +328,16 @@ impl Thread {
             Ok(parts) => parts,
             Err(why) => self.misuse(at, format!("a multimem instruction: {why}")),
         };
-        // With `watch` each copy is reported as an access, and a load is no progress.
+        // With `watch` each copy is an access, and a load is no progress.
         if !gpus.settings.watch {
             gpus.progress();
         }
         if gpus.settings.preempt || gpus.accesses.get() >= gpus.slice_end.get() {
             self.suspend(Wait::Ready);
+        }
+        for i in (0..parts.n).filter(|_| gpus.settings.watch) {
+            let copy = parts.first.wrapping_add(i * parts.stride);
+            self.access_by(copy.addr(), bytes, access, at, &|_| 0);
         }
         parts
     }
@@ -418,7 +441,9 @@ pub(crate) static OPS: Ops = Ops {
     shared_static,
     access: |ctx, address, bytes, access, at| Thread::of(ctx).access(address, bytes, access, at),
     keeps: |ctx, engine, piece, at| Thread::of(ctx).keeps_piece(engine, piece, at),
-    multimem: |ctx, address, bytes, at| Thread::of(ctx).multimem(address, bytes, at),
+    multimem: |ctx, address, bytes, access, at| {
+        Thread::of(ctx).multimem(address, bytes, access, at)
+    },
     spin,
     wait_phase,
     set_registers: |ctx, count, raise, at| registers::set(Thread::of(ctx), count, raise, at),

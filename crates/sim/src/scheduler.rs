@@ -229,6 +229,8 @@ impl Scheduler {
             Some(_) => self.run_steps(gpus)?,
             None => self.run_turns(gpus)?,
         }
+        // The end of a grid may have found an error, although no thread runs after it.
+        self.check_failure(gpus)?;
         self.deliver(gpus)?;
         self.step_copies(gpus);
         self.wake_arrived(gpus);
@@ -450,7 +452,8 @@ impl Scheduler {
 
     fn check_limits(&mut self, gpus: &Gpus) -> Result<()> {
         let allowed = if self.settings.watch { MAX_IDLE } else { MAX_IDLE_UNWATCHED };
-        if gpus.idle.get() > allowed.max(POLLS_PER_THREAD * self.live as u64) {
+        let is_long = gpus.idle.get() > allowed.max(POLLS_PER_THREAD * self.live as u64);
+        if is_long && !gpus.host_is_away.get() {
             return Err(Error::Livelock(self.stall()));
         }
         let Some(busy) = &mut self.busy else { return Ok(()) };

@@ -66,7 +66,8 @@ pub struct WaitFor {
     /// The kind of object.
     pub kind: WaitKind,
     /// Which one: the index of the barrier, of the element, or of the flag in its window; the id of
-    /// the signal or counter; the byte offset of a signal in a window.
+    /// the signal or counter; the byte offset of a signal in a window, divided by the 8 bytes of a
+    /// signal.
     pub index: u32,
     /// The GIN context, for kinds that have one.
     pub context: u32,
@@ -93,7 +94,9 @@ impl fmt::Display for WaitFor {
             WaitKind::LsaBarrier => write!(f, "LSA barrier {index}")?,
             WaitKind::GinBarrier => write!(f, "GIN barrier {index} on context {context}")?,
             WaitKind::Signal => write!(f, "signal {index} of context {context}")?,
-            WaitKind::VaSignal => write!(f, "the signal at byte {index} of a window")?,
+            WaitKind::VaSignal => {
+                write!(f, "the signal at byte {} of a window", u64::from(index) * 8)?;
+            }
             WaitKind::Counter => write!(f, "counter {index} of context {context}")?,
             WaitKind::Flush => write!(f, "a flush of context {context}")?,
             WaitKind::Request => write!(f, "a flush of context {context} to one peer")?,
@@ -157,3 +160,18 @@ const _: () = {
     assert!(core::mem::offset_of!(AbortBlock, flag) == 0);
     assert!(core::mem::offset_of!(AbortBlock, records) == 64);
 };
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use super::*;
+
+    #[test]
+    fn a_signal_is_named_by_its_byte_also_beyond_4_gib() {
+        let index = ((5_u64 << 30) / 8) as u32;
+        let wait = WaitFor { index, wanted: 1, ..WaitFor::of(WaitKind::VaSignal) };
+        let text = std::format!("{wait}");
+        assert!(text.starts_with("the signal at byte 5368709120 of a window"), "{text}");
+    }
+}

@@ -191,12 +191,13 @@ pub struct Ops {
     /// Returns whether the simulator reads and writes the piece later, before a wait for the
     /// engine's operations returns.
     pub keeps: fn(*const ThreadCtx, Engine, Piece, at: &'static Location<'static>) -> bool,
-    /// Called before a `multimem` instruction: returns the copies of the bytes at a multicast
-    /// address. For any other address it reports an error and does not return.
+    /// Called before a `multimem` instruction, an access of this kind: returns the copies of the
+    /// bytes at a multicast address. For any other address it reports an error and does not return.
     pub multimem: fn(
         *const ThreadCtx,
         address: usize,
         bytes: usize,
+        Access,
         at: &'static Location<'static>,
     ) -> MulticastParts,
     /// The thread may be polling: runs other threads. Every atomic load and `nanosleep` calls it.

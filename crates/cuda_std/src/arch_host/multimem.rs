@@ -12,7 +12,7 @@ use crate::multimem::{Value, operations, values};
 use crate::reduce::{Accumulate, And, Max, Min, Or, ReduceOp, Sum, SumInHalf, Xor};
 use crate::vector::Vec16;
 
-/// Returns the copies of a multicast address, each reported to the simulator as an access.
+/// Returns the copies of a multicast address, all accessed at once.
 #[track_caller]
 fn copies<V>(address: *const V, access: Access) -> impl Iterator<Item = *mut V> + Clone {
     let bytes = size_of::<V>();
@@ -21,15 +21,8 @@ fn copies<V>(address: *const V, access: Access) -> impl Iterator<Item = *mut V> 
     }
     let (thread, context) = current();
     let at = Location::caller();
-    let found = (context.ops.multimem)(thread, address.addr(), bytes, at);
-    let copy = move |i| found.first.wrapping_add(i * found.stride);
-    if context.watch {
-        for i in 0..found.n {
-            // One instruction accesses all copies: each is checked, and none is an old value.
-            let _ = (context.ops.access)(thread, copy(i).addr(), bytes, access, at);
-        }
-    }
-    (0..found.n).map(move |i| copy(i).cast())
+    let found = (context.ops.multimem)(thread, address.addr(), bytes, access, at);
+    (0..found.n).map(move |i| found.first.wrapping_add(i * found.stride).cast())
 }
 
 /// Returns the element `i` of the value at `copy`.

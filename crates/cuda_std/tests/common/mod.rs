@@ -58,7 +58,11 @@ static OPS: Ops = Ops {
         address
     },
     keeps: |_, _, _, _| false,
-    multimem: |_, address, _, _| {
+    multimem: |_, address, bytes, access, at| {
+        for copy in 0..COPIES {
+            let address = address + copy * STRIDE;
+            record(Event::Access { address, bytes, access, line: at.line() });
+        }
         let first = std::ptr::with_exposed_provenance_mut(address);
         MulticastParts { first, stride: STRIDE, n: COPIES }
     },

@@ -353,7 +353,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         let (context, order) = (self.context(), order.acquire_half());
         let (kind, index, bits) = match word {
             Word::Signal(id) => (WaitKind::Signal, id, ALL_BITS),
-            Word::VaSignal { offset, .. } => (WaitKind::VaSignal, offset as u32, ALL_BITS),
+            Word::VaSignal { offset, .. } => (WaitKind::VaSignal, (offset / 8) as u32, ALL_BITS),
             Word::Counter(id) => (WaitKind::Counter, id, COUNTER_BITS),
         };
         let what =

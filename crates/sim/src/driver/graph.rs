@@ -38,6 +38,7 @@ struct Capture {
     nodes: RefCell<Vec<Node>>,
     /// The error that invalidated the capture, if any.
     invalidated: Cell<Option<CUresult>>,
+    has_ended: Cell<bool>,
 }
 
 /// The state of a stream that is being captured.
@@ -76,6 +77,9 @@ pub(crate) struct CapturePoint {
 impl CapturePoint {
     /// Adds the stream to the capture, and makes its next operation depend on this point.
     pub(super) fn join(&self, stream: &Stream) -> CudaResult<()> {
+        if self.capture.has_ended.get() {
+            return Err(CUresult::CUDA_ERROR_CAPTURED_EVENT.into());
+        }
         let mut capturing = stream.capturing.borrow_mut();
         let (capture, mut last) = (Rc::clone(&self.capture), self.last.clone());
         let (before, is_origin) = match capturing.take() {
@@ -122,6 +126,7 @@ pub(super) unsafe fn begin_capture(stream: CUstream, _mode: CUstreamCaptureMode)
             owned: Rc::default(),
             nodes: RefCell::default(),
             invalidated: Cell::default(),
+            has_ended: Cell::new(false),
         });
         *capturing = Some(StreamCapture { capture, last: Vec::new(), is_origin: true });
         Ok(())
@@ -138,6 +143,7 @@ pub(super) unsafe fn end_capture(stream: CUstream, graph: *mut CUgraph) -> CUres
             stream.capturing.replace(capturing);
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED.into());
         };
+        capture.has_ended.set(true);
         for other in cx.core.streams.borrow().values() {
             let is_same = |capturing: &mut StreamCapture| Rc::ptr_eq(&capturing.capture, &capture);
             drop(other.capturing.borrow_mut().take_if(is_same));

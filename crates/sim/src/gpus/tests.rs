@@ -11,7 +11,7 @@ use cuda_std::prelude::*;
 
 use super::*;
 use crate::memory::{Allocation, GpuSet, Owner};
-use crate::race::Races;
+use crate::race::{MAX_BLOCKS, Races};
 
 /// Returns one machine that runs in fixed order, and ten with seeds.
 fn machines(gpus: usize, multiprocessors: u32) -> impl Iterator<Item = Rc<Gpus>> {
@@ -333,4 +333,15 @@ fn a_grid_after_another_takes_over_its_warps() {
         kept = warps;
     }
     assert_eq!(kept, 64);
+}
+
+#[test]
+fn more_blocks_than_the_detection_of_races_can_tell_apart_are_refused() {
+    for (races, refused) in [(true, true), (false, false)] {
+        let memory = Rc::new(Memory::new(Races::new(races, false)));
+        let gpus = Gpus::new(&Simulation::new(1).races(races), memory);
+        let checked = gpus.check(&grid(0, MAX_BLOCKS + 1, 1, || {}));
+        assert_eq!(matches!(checked, Err(Error::Launch { .. })), refused);
+        assert!(gpus.check(&grid(0, MAX_BLOCKS, 1, || {})).is_ok());
+    }
 }

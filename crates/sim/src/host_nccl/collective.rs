@@ -246,9 +246,14 @@ pub(super) fn check(
     if bytes == 0 || core.memory.contains(gpu as u32, address, bytes) {
         return Ok(());
     }
+    Err(inaccessible(core, address, bytes))
+}
+
+/// Returns the error of an operation on memory that it cannot access.
+pub(super) fn inaccessible(core: &Core, address: usize, bytes: usize) -> driver::CudaError {
     let location = core.memory.describe(address, &Arguments::default());
     let text = format!("an NCCL operation uses {bytes} bytes at {address:#x}: {location}");
-    Err(driver::CudaError::new(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, text))
+    driver::CudaError::new(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, text)
 }
 
 /// Returns the data type of an `ncclDataType_t`.

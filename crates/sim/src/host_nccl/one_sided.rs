@@ -8,7 +8,7 @@ use devcomm_sys::nccl::{RawComm, RawStream, RawWaitSignal, RawWindow};
 
 use super::batch::Operation;
 use super::call::{CallContext, NcclError, NcclResult, call};
-use super::collective::{at, check, data_type};
+use super::collective::{at, check, data_type, inaccessible};
 use super::comm::{Comm, RankComm, SignalKey};
 use super::window::Window;
 use crate::machine::core::Core;
@@ -58,13 +58,17 @@ impl Comm {
             if let Err(error) = check(core, self.gpu(signal.from), *from, *bytes) {
                 return core.fail_with(error);
             }
+            // The target may have been deregistered since the call.
+            if *bytes > 0 && !core.memory.is_live(to, *bytes) {
+                return core.fail_with(inaccessible(core, to, *bytes));
+            }
             let accessed = core
                 .op_access("a put", *from, *bytes, OpAccess::Read)
                 .and_then(|()| core.op_access("a put", to, *bytes, OpAccess::Write));
             if accessed.is_err() {
                 return;
             }
-            // SAFETY: both were checked; `window` keeps its memory alive, and no kernel runs now.
+            // SAFETY: both were checked, and no kernel runs now.
             unsafe { at(to).copy_from(at(*from), *bytes) };
         }
         let mut signals = self.signals.borrow_mut();

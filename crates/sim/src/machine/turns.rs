@@ -72,6 +72,10 @@ impl Turns {
                 let now = self.core.gpus.timeline.now();
                 clients.iter().for_each(|client| _ = self.waiting.entry(client.id).or_insert(now));
             }
+            // A host thread that is back may have written what kernels poll.
+            if self.core.gpus.host_is_away.replace(!all) && all {
+                self.core.gpus.reset_idle();
+            }
             for (id, event) in self.shared.take_events() {
                 self.core.memory.races.host_event(id, event);
             }

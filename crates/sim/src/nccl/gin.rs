@@ -23,8 +23,8 @@ use nccl_device::raw::host::CoopCall;
 
 use self::network::{Network, QueueKey};
 pub use self::unflushed::Unflushed;
-use super::caller;
 use super::coop::{Coop, coop_rank};
+use super::{caller, record_communicator};
 use crate::error::Site;
 use crate::gpus::Gpus;
 use crate::ranks;
@@ -56,8 +56,8 @@ pub(crate) struct GinRank {
     counters: Box<[Cell<u64>]>,
     /// The kind of changes of each signal since its last reset.
     ops: Box<[Cell<Option<SignalOp>>]>,
-    /// The kind of changes of each VA signal, by address.
-    va_ops: RefCell<LiteMap<usize, SignalOp>>,
+    /// The kind of changes of each VA signal, by the window's id and the offset in it.
+    va_ops: RefCell<LiteMap<(u32, usize), SignalOp>>,
     /// The signals' shadows, in memory that kernels can access.
     shadows: *mut u64,
 }
@@ -244,6 +244,7 @@ impl<'a> Call<'a> {
     fn with(handle: Handle, thread: &'a Thread, at: Site) -> Self {
         // SAFETY: the module's contract: the `GinComm` outlives the launch.
         let gin = unsafe { &*handle.gin };
+        record_communicator(thread, &gin.gpus);
         Self { thread, gpus: thread.gpus(), at, gin, handle, releases: true }
     }
 

@@ -145,15 +145,10 @@ impl Work<'_> {
     /// Returns each rank's copy of the element at a multicast address, all of them accessed at
     /// once.
     fn parts<T>(&self, address: *const T, access: Access) -> impl Iterator<Item = *mut T> + use<T> {
-        let (bytes, at) = (size_of::<T>(), self.at);
-        let MulticastParts { first, stride, n } = self.thread.multimem(address.addr(), bytes, at);
-        let part = move |i| first.wrapping_add(i * stride).cast::<T>();
-        if self.thread.gpus().settings.watch {
-            for i in 0..n {
-                self.thread.access(part(i).addr(), bytes, access, at);
-            }
-        }
-        (0..n).map(part)
+        let (address, bytes) = (address.addr(), size_of::<T>());
+        let MulticastParts { first, stride, n } =
+            self.thread.multimem(address, bytes, access, self.at);
+        (0..n).map(move |i| first.wrapping_add(i * stride).cast::<T>())
     }
 
     fn load_sum<T: Sum>(&self, address: *const T) -> Option<T> {

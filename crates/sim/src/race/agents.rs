@@ -129,7 +129,13 @@ impl Races {
             return;
         }
         match event {
-            Event::Uses(engine) => thread.engine = engine,
+            Event::Uses(engine) => {
+                thread.engine = engine;
+                thread.copy = match engine {
+                    Engine::Thread | Engine::Wgmma => 0,
+                    _ => self.copies.replace(self.copies.get().wrapping_add(1)),
+                };
+            }
             Event::BarrierInit(word) => {
                 let init = (thread.here.agent, thread.time, at);
                 let new = Barrier::new(barrier_agent(init.0, number()), init);

@@ -48,7 +48,7 @@ impl Agent {
         Self { op, block: 0, number: 0 }
     }
 
-    fn key(self) -> u64 {
+    pub(super) fn key(self) -> u64 {
         u64::from(self.op.0) << 32 | u64::from(self.block)
     }
 }

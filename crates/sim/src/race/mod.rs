@@ -34,6 +34,7 @@ mod thread;
 mod weak;
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 
 use cuda_std::arch::{Access, Engine, Order, Scope, Space};
 
@@ -46,6 +47,7 @@ use self::memo::Memo;
 use self::ops::{EndedChains, OpInfo};
 pub(crate) use self::ops::{GridClock, OpAccess, Run, Sequence, Transfer};
 pub use self::report::{Race, RaceAccess};
+pub(crate) use self::shadow::MAX_BLOCKS;
 use self::shadow::{Kind, NO_STAMP, NumberMap, PAGE, Shadow, Sites, Stamp, Word};
 use self::sync::{AtomicWord, Position, includes, releases};
 pub(crate) use self::thread::ThreadClock;
@@ -68,15 +70,19 @@ pub(crate) struct Races {
     ended: EndedChains,
     /// Atomic words by canonical address.
     words: RefCell<NumberMap<AtomicWord>>,
-    /// The releases of sequentially consistent fences.
+    /// The releases of sequentially consistent fences whose scope is wider than a block.
     fences: RefCell<AtomicWord>,
+    /// The clock of all sequentially consistent fences of each running block, by [`Agent::key`].
+    block_fences: RefCell<HashMap<u64, Clock>>,
     /// Initialised `mbarrier`s by address.
     barriers: RefCell<NumberMap<Barrier>>,
     hosts: Hosts,
     /// The stream operation that runs now.
     current: RefCell<Option<Run>>,
-    /// A counter that selects the reader of a word to forget.
+    /// A counter that selects the access to a word to forget.
     turn: Cell<usize>,
+    /// The number of asynchronous copies so far, modulo 256.
+    copies: Cell<u8>,
     /// Old values of atomic words, if loads may see them.
     old: OldValues,
     weak: bool,
@@ -118,7 +124,7 @@ impl Races {
     /// Returns whether `before` happened before `now`, an access by `who`.
     #[inline]
     fn is_ordered(&self, before: Stamp, now: Stamp, who: &Accessor<'_>) -> bool {
-        if before.is_same_agent(now) {
+        if before.is_same_agent(now) && before.is_same_copy(now) {
             return true;
         }
         match who.memo {
@@ -129,11 +135,12 @@ impl Races {
         }
     }
 
-    /// Does the same as [`is_ordered`](Self::is_ordered), for accesses by different agents.
+    /// Does the same as [`is_ordered`](Self::is_ordered), for accesses by different agents, or by
+    /// different copies of one.
     fn is_known(&self, before: Stamp, kind: Kind, who: &Accessor<'_>) -> bool {
         let (agent, time, earlier) = (before.agent(), before.time(), before.kind());
-        // Nothing later disturbs a read, or an access of an asynchronous agent, that has ended.
-        if (!earlier.writes || agent.number >= clock::THREADS)
+        // No later write disturbs a read, or an access of an asynchronous agent, that has ended.
+        if (!earlier.writes || (agent.number >= clock::THREADS && kind.writes))
             && who.clock.has_passed(agent, time, &self.joins.places)
         {
             return true;
@@ -229,21 +236,24 @@ impl Races {
         who: &Accessor<'_>,
     ) -> Result<(), FoundRace> {
         let mut content = word.get();
-        if content.write.is_same_agent(now) && content.write.is_same_access(now) {
+        let last = content.write;
+        if last.is_same_agent(now) && last.is_same_access(now) {
             return Ok(());
         }
-        if self.conflicts(content.write, now, who) {
-            return Err(FoundRace { now, before: content.write, address: at });
-        }
-        if now.kind().writes {
-            for read in content.reads {
-                if self.conflicts(read, now, who) {
-                    return Err(FoundRace { now, before: read, address: at });
-                }
+        let writes = now.kind().writes;
+        for before in [last].into_iter().chain(content.others) {
+            if (writes || before.kind().writes) && self.conflicts(before, now, who) {
+                return Err(FoundRace { now, before, address: at });
             }
-            let covered = |read: Stamp| read.bytes() & !now.bytes() == 0;
-            content.reads = content.reads.map(|r| if covered(r) { NO_STAMP } else { r });
-            content.write = now.after(content.write);
+        }
+        if writes {
+            let kept = |other: Stamp| if now.stands_for(other) { NO_STAMP } else { other };
+            content.others = content.others.map(kept);
+            let now = now.joined(last);
+            content.write = now.after(last);
+            if !now.stands_for(last) {
+                self.keep(&mut content.others, last);
+            }
         } else {
             self.add_read(&mut content, now, who);
         }
@@ -283,18 +293,27 @@ impl Races {
 
     #[inline]
     fn add_read(&self, content: &mut Word, now: Stamp, who: &Accessor<'_>) {
-        let reads = &content.reads;
-        let covers = |read: &Stamp| read.bytes() & !now.bytes() == 0;
-        let is_own = |read: &Stamp| read.is_none() || (read.is_same_agent(now) && covers(read));
-        let is_before = |read: &Stamp| covers(read) && self.is_ordered(*read, now, who);
+        let others = &mut content.others;
+        let replaces = |other: &Stamp| !other.kind().writes && now.stands_for(*other);
+        let is_own =
+            |other: &Stamp| other.is_none() || (other.is_same_agent(now) && replaces(other));
+        let is_before = |other: &Stamp| replaces(other) && self.is_ordered(*other, now, who);
         // What is ordered after this read is ordered after the one that it replaces.
-        let found = reads.iter().position(is_own).or_else(|| reads.iter().position(is_before));
-        let at = found.unwrap_or_else(|| {
-            let turn = self.turn.get().wrapping_add(1);
-            self.turn.set(turn);
-            turn % content.reads.len()
-        });
-        content.reads[at] = now;
+        let found = others.iter().position(is_own).or_else(|| others.iter().position(is_before));
+        match found {
+            Some(at) => others[at] = now,
+            None => self.keep(others, now),
+        }
+    }
+
+    /// Adds an access to those of a word, in the place of another one if there is none: of a read,
+    /// if there is one.
+    fn keep(&self, others: &mut [Stamp; 2], stamp: Stamp) {
+        let turn = self.turn.get().wrapping_add(1);
+        self.turn.set(turn);
+        let mut places = [turn % 2, (turn + 1) % 2];
+        places.sort_by_key(|at| (!others[*at].is_none(), others[*at].kind().writes));
+        others[places[0]] = stamp;
     }
 
     /// Checks and records an access of a thread before it happens. Called only while the detection
@@ -331,7 +350,7 @@ impl Races {
             thread.bulk = Some((time, at));
         }
         let kind = Kind { writes, scope: strong.map(|(_, scope)| scope), is_async };
-        let stamp = Stamp::new(agent, time, self.sites.number(at), kind);
+        let stamp = Stamp::new(agent, time, self.sites.number(at), kind).of_copy(thread.copy);
         let me = thread.here.agent;
         // The writer of an atomic access's first word stands for the writers of all its words.
         let written = match strong {
@@ -439,6 +458,12 @@ impl Races {
         *thread = ThreadClock { here, clock: clock.clone(), ..ThreadClock::default() };
     }
 
+    /// Forgets the fences of a block that has ended.
+    pub(crate) fn end_block(&self, op: OpId, block: u32) {
+        let of_block = Agent { op, block, number: 0 };
+        self.block_fences.borrow_mut().remove(&of_block.key());
+    }
+
     /// Adds to `clock` what `other` knows.
     pub(crate) fn join(&self, clock: &mut Clock, other: &Clock) {
         self.joins.join(clock, other);
@@ -449,6 +474,7 @@ impl Races {
         self.shadow.forget(start, bytes);
         let range = start..start + bytes;
         self.barriers.borrow_mut().retain(|word, _| !range.contains(word));
+        self.old.forget(range.clone());
         shadow::remove_range(&mut self.words.borrow_mut(), range, 4);
     }
 

@@ -8,7 +8,7 @@ use std::panic::Location;
 
 use cuda_std::arch::Scope;
 
-use super::clock::{Agent, OpId};
+use super::clock::{Agent, OpId, THREADS};
 use crate::error::Site;
 use crate::memory::Memory;
 
@@ -27,8 +27,8 @@ pub(super) struct Kind {
 }
 
 /// An access to a word, packed into 16 bytes. From the highest bit on, the first number has the
-/// operation (31 bits; from 1, so that 0 is no access), the block (20) and the agent (13). The
-/// second one has the time (32 bits), the site (16), nothing (4), the bytes of the word (4), its
+/// operation (27 bits; from 1, so that 0 is no access), the block (24) and the agent (13). The
+/// second one has the time (32 bits), the site (16), the copy (4), the bytes of the word (4), its
 /// initialised bytes (4) and the kind (4).
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Stamp(u64, u64);
@@ -36,14 +36,16 @@ pub(super) struct Stamp(u64, u64);
 /// No access.
 pub(super) const NO_STAMP: Stamp = Stamp(0, 0);
 
-const BLOCK_BITS: u32 = 20;
+const BLOCK_BITS: u32 = 24;
 const AGENT_BITS: u32 = 13;
+
+/// The most blocks of a grid whose accesses have numbers of their own.
+pub(crate) const MAX_BLOCKS: u32 = 1 << BLOCK_BITS;
 
 impl Stamp {
     #[inline]
     pub(super) fn new(agent: Agent, time: u32, site: SiteId, kind: Kind) -> Self {
-        // Blocks that are 2^20 apart share a number: races between them are not found.
-        let block = u64::from(agent.block) & ((1 << BLOCK_BITS) - 1);
+        let block = u64::from(agent.block);
         let scope = match kind.scope {
             None => 0,
             Some(Scope::Cta) => 1,
@@ -63,6 +65,20 @@ impl Stamp {
         Self(self.0, self.1 & !(0xf << 8) | u64::from(bytes) << 8)
     }
 
+    /// Returns the same access as a part of the asynchronous copy with this number, modulo 16.
+    #[inline]
+    pub(super) fn of_copy(self, number: u8) -> Self {
+        Self(self.0, self.1 | u64::from(number & 0xf) << 12)
+    }
+
+    /// Returns whether both, of one agent, are parts of one asynchronous copy. All accesses of a
+    /// thread are alike in this.
+    #[inline]
+    pub(super) fn is_same_copy(self, other: Self) -> bool {
+        let is_same_time = self.time() == other.time() || self.agent().number < THREADS;
+        is_same_time && (self.1 ^ other.1) >> 12 & 0xf == 0
+    }
+
     #[inline]
     pub(super) fn is_none(self) -> bool {
         self.0 == 0
@@ -74,17 +90,33 @@ impl Stamp {
         self.0 == other.0
     }
 
-    /// Returns whether both have the same time, kind and bytes.
+    /// Returns whether both have the same time, copy, kind and bytes.
     #[inline]
     pub(super) fn is_same_access(self, other: Self) -> bool {
         (self.1 ^ other.1) & !(0xffff << 16 | 0xf << 4) == 0
     }
 
+    /// Returns the same access to the bytes of `last` too, if only these tell the two apart.
+    #[inline]
+    pub(super) fn joined(self, last: Self) -> Self {
+        let is_alike = self.is_same_agent(last) && (self.1 ^ last.1) & !(0xff << 4) == 0;
+        if is_alike { self.of_bytes(self.bytes() | last.bytes()) } else { self }
+    }
+
+    /// Returns whether what conflicts with `before`, an access of the same agent or one that is
+    /// ordered before this one, also conflicts with this one: it has the same bytes, and it is no
+    /// atomic access after a weak one.
+    #[inline]
+    pub(super) fn stands_for(self, before: Self) -> bool {
+        let is_weaker = self.kind().scope.is_none() || before.kind().scope.is_some();
+        before.bytes() & !self.bytes() == 0 && (is_weaker || before.is_none())
+    }
+
     /// Returns what the order of this access and others depends on: its agent, and its time and
-    /// kind without its site and bytes.
+    /// kind without its site, copy and bytes.
     #[inline]
     pub(super) fn order_key(self) -> (u64, u64) {
-        (self.0, self.1 & !(0xffff << 16 | 0xff << 4))
+        (self.0, self.1 & !(0xffff << 16 | 0xfff << 4))
     }
 
     /// Returns a write of these bytes after `last`, the last write of the word.
@@ -138,8 +170,9 @@ impl Stamp {
 #[derive(Clone, Copy, Default)]
 pub(super) struct Word {
     pub(super) write: Stamp,
-    /// Reads since the last write. With more readers, later ones replace some of these.
-    pub(super) reads: [Stamp; 2],
+    /// Accesses whose conflicts the last write does not stand for: reads since it, writes of other
+    /// bytes, and weak accesses before an atomic one. Of more of them, later ones replace some.
+    pub(super) others: [Stamp; 2],
 }
 
 pub(super) type Page = [Cell<Word>; WORDS];
@@ -335,5 +368,21 @@ impl Sites {
 
     pub(super) fn site(&self, id: SiteId) -> Option<Site> {
         self.all.borrow().get(usize::from(id.0).checked_sub(1)?).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_access_has_the_agent_and_the_time_that_made_it_up_to_the_last_block() {
+        let kind = Kind { writes: true, scope: Some(Scope::Gpu), is_async: true };
+        for block in [0, 1 << 20, MAX_BLOCKS - 1] {
+            let agent = Agent { op: OpId((1 << 27) - 1), block, number: 5127 };
+            let stamp = Stamp::new(agent, u32::MAX, SiteId(9), kind).of_copy(17).of_bytes(0xf);
+            assert_eq!((stamp.agent(), stamp.time(), stamp.kind()), (agent, u32::MAX, kind));
+            assert!(stamp.site() == SiteId(9) && stamp.bytes() == 0xf);
+        }
     }
 }

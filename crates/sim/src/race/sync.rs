@@ -25,6 +25,9 @@ pub(super) fn includes(scope: Scope, from: Position, to: Position) -> bool {
     }
 }
 
+/// The number of the agent of joined releases, which are no thread's own.
+const SEVERAL: u16 = u16::MAX;
+
 /// A release whose effect a word carries: one by the thread that wrote the word, or an earlier one
 /// whose value read-modify-writes have changed since.
 #[derive(Clone, Debug)]
@@ -46,7 +49,7 @@ pub(super) struct AtomicWord {
 impl AtomicWord {
     /// Adds a release; one that the same threads may acquire is joined with it. The blocks of
     /// releases at wider scopes may differ: a read at block scope, which would tell them apart, is
-    /// a race with the write by another block.
+    /// a race with the write by another block, and fences at block scope read none of these.
     pub(super) fn add(&mut self, release: &Release, join: impl Fn(&mut Clock, &Clock)) {
         let alike = |other: &&mut Release| {
             other.scope == release.scope
@@ -56,7 +59,12 @@ impl AtomicWord {
                 }
         };
         match self.releases.iter_mut().find(alike) {
-            Some(other) => join(&mut other.clock, &release.clock),
+            Some(other) => {
+                join(&mut other.clock, &release.clock);
+                if other.from != release.from {
+                    other.from.agent.number = SEVERAL;
+                }
+            }
             None => self.releases.push(release.clone()),
         }
     }
@@ -150,16 +158,23 @@ impl Races {
     ) {
         let from = thread.here;
         let mut words = self.words.borrow_mut();
-        if !releases(order) && thread.released.is_empty() {
-            if !is_rmw {
-                words.remove(&word);
-            }
+        let carries = releases(order) || !thread.released.is_empty();
+        if !carries && !words.contains_key(&word) {
             return;
         }
         let found = words.entry(word).or_default();
         if !is_rmw {
-            found.releases.clear();
+            // A later store by the thread that has released belongs to the pattern of its release.
+            found.releases.retain(|own| own.from == from && !releases(order));
+            found.releases.iter_mut().for_each(|own| own.scope = narrower(scope, own.scope));
+            if !carries && found.releases.is_empty() {
+                words.remove(&word);
+            }
         }
+        if !carries {
+            return;
+        }
+        let found = words.entry(word).or_default();
         let join = |clock: &mut Clock, other: &Clock| self.joins.join(clock, other);
         if releases(order) {
             found.add(&Release { from, scope, clock: self.released(thread) }, join);
@@ -192,10 +207,17 @@ impl Races {
         }
         if order == Order::SeqCst {
             // Such fences have one order, that of the run: each acquires what earlier ones release.
-            self.read_releases(thread, &self.fences.borrow().releases, Order::Acquire, scope);
-            let release = Release { from: thread.here, scope, clock: self.released(thread) };
             let join = |clock: &mut Clock, other: &Clock| self.joins.join(clock, other);
-            self.fences.borrow_mut().add(&release, join);
+            let mut of_blocks = self.block_fences.borrow_mut();
+            let of_block = of_blocks.entry(thread.here.agent.key()).or_default();
+            self.acquire(thread, of_block);
+            join(of_block, &self.released(thread));
+            if scope != Scope::Cta {
+                let mut fences = self.fences.borrow_mut();
+                self.read_releases(thread, &fences.releases, Order::Acquire, scope);
+                let release = Release { from: thread.here, scope, clock: self.released(thread) };
+                fences.add(&release, join);
+            }
         }
         if releases(order) {
             let clock = self.released(thread);

@@ -25,6 +25,8 @@ pub(crate) struct ThreadClock {
     pub(super) found: Vec<Release>,
     /// The unit that makes the next accesses.
     pub(super) engine: Engine,
+    /// The number of the asynchronous copy that makes them, modulo 256; 0 for others.
+    pub(super) copy: u8,
     /// The number of groups committed so far, by [`group_of`].
     pub(super) groups: [u32; 3],
     /// The last bulk copy from shared memory: the group that it will be in, and its line.
@@ -44,6 +46,7 @@ impl Default for ThreadClock {
             released: Vec::new(),
             found: Vec::new(),
             engine: Engine::Thread,
+            copy: 0,
             groups: [0; 3],
             bulk: None,
             memo: Memo::default(),

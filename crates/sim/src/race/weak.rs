@@ -8,9 +8,10 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::rc::Rc;
 
-use super::shadow::{NumberMap, Stamp};
+use super::shadow::{NumberMap, Stamp, remove_range};
 use super::sync::Release;
 use super::{Accessor, Races};
 use crate::memory::Memory;
@@ -51,6 +52,13 @@ pub(super) struct Seen {
 pub(super) struct OldValues {
     words: RefCell<NumberMap<VecDeque<OldValue>>>,
     stores: RefCell<u64>,
+}
+
+impl OldValues {
+    /// Forgets the old values of memory that is used anew.
+    pub(super) fn forget(&self, range: Range<usize>) {
+        remove_range(&mut self.words.borrow_mut(), range, 4);
+    }
 }
 
 impl Races {
@@ -153,5 +161,30 @@ impl Races {
             at = unit_end;
         }
         seen
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::Location;
+    use std::rc::Rc;
+
+    use cuda_std::arch::{Access, Order, Scope, Space};
+
+    use crate::memory::{Allocation, GpuSet, Memory, Owner};
+    use crate::race::{Races, ThreadClock};
+
+    #[test]
+    fn memory_that_is_freed_has_no_old_values() {
+        let memory = Rc::new(Memory::new(Races::new(true, true)));
+        let words = Allocation::single(&memory, GpuSet::all(), 8, Owner::Buffer { id: 0, rank: 0 });
+        let words = words.unwrap();
+        let (place, at) = ((words.part(0).addr(), 8, Space::Global), Location::caller());
+        let store = Access::AtomicWrite(Order::Relaxed, Scope::Sys);
+        let mut thread = ThreadClock::default();
+        let stored = memory.races.access(&memory, &mut thread, place, store, at, &|_| 0);
+        assert!(stored.is_ok() && memory.races.old.words.borrow().len() == 2);
+        drop(words);
+        assert!(memory.races.old.words.borrow().is_empty());
     }
 }

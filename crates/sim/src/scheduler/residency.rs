@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::gpus::{Gpus, GridId, Launch};
 use crate::hooks::OPS;
 use crate::polls::RepeatedLoads;
-use crate::race::GridClock;
+use crate::race::{GridClock, MAX_BLOCKS};
 use crate::shared::{MAX_SHARED, SharedMemory};
 use crate::simulation::Simulation;
 use crate::thread::{Block, Grid, Thread, Wait};
@@ -169,6 +169,12 @@ impl Scheduler {
         let Ok(blocks) = u32::try_from(blocks) else {
             return refuse(format!("{blocks} blocks, but the simulator runs at most {}", u32::MAX));
         };
+        if self.settings.races && blocks > MAX_BLOCKS {
+            return refuse(format!(
+                "{blocks} blocks, but the simulator finds races among at most {MAX_BLOCKS}: turn \
+                 the detection off (`Simulation::races`)"
+            ));
+        }
         if !(1..=MAX_BLOCK_THREADS).contains(&threads) {
             return refuse(format!(
                 "blocks of {threads} threads, but 1 to {MAX_BLOCK_THREADS} are possible"
@@ -371,7 +377,8 @@ impl Scheduler {
             gpus.timeline.extend(block.spans(gpus.timeline.now()));
         }
         block.trigger_next();
-        let Block { grid, gpu, size, multiprocessor, warps, cluster, shared, .. } = block;
+        let Block { grid, gpu, index, size, multiprocessor, warps, cluster, shared, .. } = block;
+        gpus.memory.races.end_block(grid.clock.op, index);
         self.free.push(slot);
         self.warps.extend(warps);
         let shared = shared.into_inner();

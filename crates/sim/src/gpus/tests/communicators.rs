@@ -244,3 +244,18 @@ fn a_device_communicator_that_ends_takes_what_is_under_way_with_it() {
     drop(comm);
     finish(&gpus);
 }
+
+#[kernel]
+unsafe fn waits_for_a_signal(comm: DevComm) {
+    comm.gin::<Proxy>(0).wait_signal(Coop::cta(), comm.signal(0), 1, MemoryOrder::Acquire);
+}
+
+#[test]
+fn a_report_of_a_kernel_that_only_waits_for_signals_knows_its_communicator() {
+    let gpus = machines(4, 132).next().unwrap();
+    let comm = Communicator::new(&gpus, &[2, 3], 0);
+    comm.launch::<waits_for_a_signal, _>(&gpus, 1, (comm.dev_comm(1),));
+    assert!(matches!(run_until_idle(&gpus), Step::Stuck));
+    let text = Error::Deadlock(gpus.stall()).to_string();
+    assert!(text.contains("rank 3 (rank 1 of its communicator) block 0: "), "{text}");
+}

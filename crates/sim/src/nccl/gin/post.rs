@@ -125,8 +125,8 @@ impl Call<'_> {
             }
             Signal::Va { window, offset, strong, .. } => {
                 // SAFETY: the kernel passes a window that the host registered.
-                let word = unsafe { self.va_word(window, offset, peer) };
-                let previous = target.va_ops.borrow_mut().insert(word.addr(), op);
+                let (word, key) = unsafe { self.va_word(window, offset, peer) };
+                let previous = target.va_ops.borrow_mut().insert(key, op);
                 (word, previous, strong, format!("the signal at byte {offset} of a window"))
             }
         };
@@ -141,12 +141,18 @@ impl Call<'_> {
         Some(Add { word, value, strong, in_window })
     }
 
-    /// Returns the 64-bit word of a signal in a window, checked.
+    /// Returns the 64-bit word of a signal in a window, checked, and its key in
+    /// [`GinRank`](super::GinRank)'s map.
     ///
     /// # Safety
     ///
     /// `window` is NULL or a window.
-    pub(super) unsafe fn va_word(&self, window: *mut c_void, offset: usize, rank: u32) -> *mut u64 {
+    pub(super) unsafe fn va_word(
+        &self,
+        window: *mut c_void,
+        offset: usize,
+        rank: u32,
+    ) -> (*mut u64, (u32, usize)) {
         // SAFETY: the kernel passes a window that the host registered.
         let word = unsafe { self.address("a signal of", window, offset, size_of::<u64>(), rank) };
         if !offset.is_multiple_of(size_of::<u64>()) {
@@ -154,7 +160,8 @@ impl Call<'_> {
                 "a signal at byte {offset} of a window: signals are aligned to 8 bytes"
             ));
         }
-        word.cast()
+        // SAFETY: `address` has checked the window.
+        (word.cast(), (unsafe { view(window) }.id, offset))
     }
 
     /// Posts an operation to world rank `peer`, once its queue has space.
@@ -171,11 +178,11 @@ impl Call<'_> {
         what.peer = peer as i32;
         let space = Until::QueueSpace { queue, depth };
         // Another thread may take the queue space before this one runs.
-        while !space.holds(self.gpus) {
+        while !self.gpus.skips_wait(self.at) && !space.holds(self.gpus) {
             waits::until(self.thread, space, Order::Relaxed, what, None, self.at);
         }
         let (kernel, thread) = (self.thread.kernel(), self.thread.id());
-        let to = self.thread.block().world_rank(peer as i32) as usize;
+        let to = self.gin.gpus[peer as usize] as usize;
         let bytes = match transfer {
             Transfer::Put { bytes, .. } | Transfer::Value { bytes, .. } => Some(bytes),
             Transfer::Nothing => Some(0),

@@ -253,8 +253,8 @@ waits! {
     wait_signal_va, wait_signal_timeout_va(
         coop: *const CoopAny, window: *mut c_void, offset: usize, least: u64, bits: i32, ord: i32
     ) = |call, timeout| {
-        let word = call.va_word(window, offset, call.handle.rank);
-        let what = call.wait_for(WaitKind::VaSignal, offset as u32, least);
+        let (word, _) = call.va_word(window, offset, call.handle.rank);
+        let what = call.wait_for(WaitKind::VaSignal, (offset / 8) as u32, least);
         call.wait_value(coop, "a wait for a signal", word, what, (bits, ord), timeout)
     };
 }
@@ -324,7 +324,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn read_signal_va(
     // SAFETY: the kernel passes a handle and a window.
     unsafe {
         let call = Call::on(net);
-        call.read(call.va_word(window, offset, call.handle.rank), bits, ord)
+        call.read(call.va_word(window, offset, call.handle.rank).0, bits, ord)
     }
 }
 
@@ -336,7 +336,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn reset_signal_va(
     // SAFETY: the kernel passes a handle and a window, in which the word was checked.
     unsafe {
         let call = Call::on(net);
-        let word = call.va_word(window, offset, call.handle.rank);
+        let (word, key) = call.va_word(window, offset, call.handle.rank);
         if call.gpus.network.will_change(word) {
             call.misuse(format!(
                 "the signal at byte {offset} of a window is reset while an operation that \
@@ -344,7 +344,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn reset_signal_va(
             ));
         }
         word.write_volatile(0);
-        call.own_rank().va_ops.borrow_mut().remove(&word.addr());
+        call.own_rank().va_ops.borrow_mut().remove(&key);
         call.gpus.progress();
     }
 }
