@@ -131,7 +131,7 @@ impl OpenCapture<'_> {
         let capture = context.end_capture();
         std::mem::forget(self);
         let (len, handle) = (graph.len()?, graph.instantiate()?);
-let Capture { owners, kept, kernels, kernel_communicators, launches, .. } = capture;
+        let Capture { owners, kept, kernels, kernel_communicators, launches, .. } = capture;
         let holds = launches || !owners.is_empty();
         let communicators = owners.iter().map(|owner| owner.issuer()).collect();
         let exec = Exec {

@@ -9,7 +9,6 @@ use parking_lot::Mutex;
 use super::context::Context;
 use super::enqueues::Target;
 use super::event::Event;
-use super::in_group::refuse_before_deferred;
 use super::stream::{Stream, StreamInner};
 use crate::error::{Error, Result, StateError};
 use crate::machine::Wakes;
@@ -20,6 +19,9 @@ const GPU: u32 = 2520;
 
 /// The kind and the number of objects that no communicator has named.
 const UNNAMED: (&str, u64) = ("unnamed object", 0);
+
+/// An operation, for messages.
+const OPERATION: &str = "an operation";
 
 /// Whether an operation is captured, for [`LastOperations::take_turns`].
 const CAPTURED: bool = true;
@@ -189,14 +191,14 @@ impl StreamOrder {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a stream of another context; [`StateError::Capturing`] when an
-    /// operation to wait for is on a stream that is being captured; [`StateError::InGroup`] in a
-    /// group that has deferred operations on the stream; the driver's errors.
+    /// [`Error::InvalidInput`] for a stream of another context; [`StateError::Capturing`] while
+    /// another thread captures a stream, or when an operation to wait for is on a stream that is
+    /// being captured; [`StateError::BeforeDeferred`] in a group that has deferred operations on
+    /// the stream; the driver's errors.
     pub fn begin(&self, stream: &Stream) -> Result<Turn<'_>> {
         if !stream.context().is(&self.context) {
             return Err(Error::invalid("the stream is of another context than the operation"));
         }
-        refuse_before_deferred(&self.context, Some(stream), "an operation")?;
         if let Some(turn) = self.begin_again(stream)? {
             return Ok(turn);
         }
@@ -208,7 +210,8 @@ impl StreamOrder {
     /// Begins in the usual case: nothing is captured, no thread has a turn, and the only earlier
     /// operation is one of this object on the same stream.
     fn begin_again(&self, stream: &Stream) -> Result<Option<Turn<'_>>> {
-        if self.context.is_capturing() || stream.target()? != Target::Gpu {
+        let enqueue = stream.begin_enqueue(OPERATION)?;
+        if self.context.is_capturing() || enqueue.target != Target::Gpu {
             return Ok(None);
         }
         let mut state = self.context.orders().0.lock();
@@ -314,7 +317,8 @@ impl Context {
     /// Orders an operation of these objects on `stream`. The caller has the [turn](Self::turn).
     pub(super) fn take_turn(&self, objects: &[Arc<Inner>], stream: &Stream) -> Result<()> {
         let state = &self.orders().0;
-        match stream.target()? {
+        let enqueue = stream.begin_enqueue(OPERATION)?;
+        match enqueue.target {
             Target::Graph => {
                 let own = self.with_capture(|own| std::mem::take(&mut own.last_operations));
                 let mut last = own.unwrap_or_default();
@@ -326,10 +330,7 @@ impl Context {
                 let mut locked = state.lock();
                 let (turn, mut last) = (locked.ended, std::mem::take(&mut locked.eager));
                 drop(locked);
-                let taken = match self.begin_enqueue() {
-                    Ok(_enqueue) => last.take_turns(objects, stream, turn, !CAPTURED),
-                    Err(error) => Err(error),
-                };
+                let taken = last.take_turns(objects, stream, turn, !CAPTURED);
                 state.lock().eager = last;
                 taken
             }

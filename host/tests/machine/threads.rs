@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use devcomm_host::{
     CommConfig, CommResource, Communicator, Context, DevCommRequirements, Error, LaunchConfig,
-    LaunchError, LaunchRefusal, Rank, ReduceOp, Result, StateError, Stream, World, WorldError,
+    LaunchError, LaunchRefusal, Rank, ReduceOp, Result, ScopeThread, StateError, Stream,
+    StreamOrder, World, WorldError,
 };
 
 use crate::kernels::{COUNT, NO_PTX, launch_store_count, meet};
 use crate::support::{
-    assert_ended, contents, count, filled, later, log_in, log_of, pause, ranks, ranks_on,
-    simulation,
+    assert_capturing, assert_ended, contents, count, filled, later, log_in, log_of, pause, ranks,
+    ranks_on, simulation,
 };
 
 /// A time after which the other threads are blocked.
@@ -433,6 +434,24 @@ fn threads_that_end_clones_of_a_communicator_end_it_once() {
         let log = &log_of(rank)[before..];
         let ends = ["ncclCommFinalize", "ncclCommDestroy", "ncclCommAbort"];
         assert_eq!(ends.map(|end| count(log, end)), [2, 2, 0], "{log:#?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn an_operation_on_a_stream_that_another_thread_captures_is_refused() {
+    ranks(1, |rank| {
+        let (context, stream, other) = (rank.context(), rank.stream()?, rank.stream()?);
+        let (order, buffer) = (StreamOrder::local(context), context.alloc::<f32>(8)?);
+        let turn = order.begin(&other)?;
+        other.fill(&buffer, 1.0)?;
+        drop(turn);
+        let graph = stream.capture(|| {
+            let refused = || assert_capturing(order.begin(&stream).map(drop));
+            context.scope(|scope| scope.spawn("another", refused).map(ScopeThread::join))?;
+            stream.fill(&buffer, 2.0)
+        })?;
+        assert_eq!(graph.len(), 1);
         Ok(())
     });
 }
