@@ -361,6 +361,33 @@ fn every_plan_applies_bias_activation_and_residual() {
     });
 }
 
+/// The sums are finite, but their squares are not, and the last one is infinite.
+#[test]
+fn activations_of_large_sums_are_the_sum_or_zero() {
+    on_gpus("activations_of_large_sums_are_the_sum_or_zero", 1, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let sums = [1e20, -1e20, f32::INFINITY].map(bf16::from_f32);
+        let [m, n, k] = [sums.len(), 8, 8];
+        let (a, b, c) = (comm.mem_alloc(m * k)?, comm.mem_alloc(n * k)?, comm.mem_alloc(m * n)?);
+        let first_terms = |of: &dyn Fn(usize) -> bf16, rows| -> Vec<bf16> {
+            (0..rows * k).map(|i| if i % k == 0 { of(i / k) } else { bf16::ZERO }).collect()
+        };
+        a.copy_from_host(&first_terms(&|row| sums[row], m))?;
+        b.copy_from_host(&first_terms(&|_| bf16::ONE, n))?;
+        for activation in [Activation::Silu, Activation::Gelu] {
+            Gemm::new(&stream)?.product([m, n, k]).activation(activation).launch(&a, &b, &c)?;
+            stream.synchronize()?;
+            let mut got = vec![bf16::NAN; m * n];
+            c.copy_to_host(&mut got)?;
+            for (row, got) in got.chunks(n).enumerate() {
+                let right = sums[row].max(bf16::ZERO);
+                assert!(got.iter().all(|&got| got == right), "{activation:?}, {row}: {got:?}");
+            }
+        }
+        Ok(())
+    });
+}
+
 #[test]
 fn products_in_f32_and_of_f16_have_epilogues_too() {
     on_gpus("products_in_f32_and_of_f16_have_epilogues_too", 1, |rank| {

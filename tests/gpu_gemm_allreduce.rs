@@ -1,10 +1,11 @@
 //! Tests of the matrix product fused with an all-reduce.
 
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use devcomm::{
-    CommConfig, Error, GemmAllReduce, GemmAllReducePlan, GemmOptions, Rank, Simulation, Window,
-    Wire,
+    CommConfig, Error, GemmAllReduce, GemmAllReducePlan, GemmOptions, LaunchError, Rank,
+    Simulation, Window, Wire,
 };
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::{Gpus, on_gpus};
@@ -658,6 +659,42 @@ fn a_plan_that_a_machine_cannot_do_is_refused_with_the_reason() {
     });
 }
 
+/// Rank 1 launches no product, so that a deadline ends that of rank 0. Each plan has other threads
+/// that wait for those that wait for the peer: threads that load a next tile; a warpgroup or lanes
+/// without elements of C; the block of a cluster that has no rows to add, but sends the next tile.
+#[test]
+fn products_whose_peer_is_absent_end_at_a_deadline() {
+    let name = "products_whose_peer_is_absent_end_at_a_deadline";
+    for (plan, simulated, large) in [
+        ("swapped:8x64:1", [7, 584, 4096], [7, 28672, 8192]),
+        ("swapped:8x128:1", [7, 64, 72], [7, 64, 1024]),
+        ("swapped:8x64:1", [1, 64, 72], [1, 64, 1024]),
+        ("swapped:8x128:2", [7, 1160, 72], [7, 57344, 1024]),
+        ("wide", [300, 520, 72], [4096, 8192, 1024]),
+        ("strips", [70, 300, 24], [128, 4096, 1024]),
+    ] {
+        let gpus = Gpus::from(Simulation::new(2).multiprocessors(4)).unchecked();
+        gpus.run(name, |rank| {
+            let shape @ [m, n, k] = if rank.is_simulated() { simulated } else { large };
+            let (comm, stream) = (rank.communicator()?, rank.stream()?);
+            let (a, b) = (comm.mem_alloc(m * k)?, comm.mem_alloc(n * k)?);
+            let c = comm.window(m * n)?;
+            let product = GemmAllReduce::new(comm, &stream, m, n)?;
+            product.set_plan(Some(plan.parse().unwrap()))?;
+            if rank.rank() == 0 {
+                product.launch(&a, &b, &c, shape)?;
+                let ended = stream.synchronize_within(Duration::from_millis(30));
+                let aborted = matches!(
+                    ended.as_ref().unwrap_err(),
+                    Error::Launch(LaunchError::KernelAborted { .. })
+                );
+                assert!(aborted, "{plan} of {shape:?}: {ended:?}");
+            }
+            rank.barrier()
+        });
+    }
+}
+
 /// Unsupported input launches nothing, and the `GemmAllReduce` still works afterwards.
 #[test]
 fn bad_input_is_refused_with_the_reason() {
@@ -687,9 +724,9 @@ fn bad_input_is_refused_with_the_reason() {
 /// Only the first column of the factors is not 0, so that row `i` of the result is
 /// `b[j] * (ranks * a[i] + 0 + 1 + ..)`, which is exact.
 #[test]
-fn a_product_has_more_elements_and_bytes_than_32_bits_count() {
+fn a_product_has_more_elements_than_31_bits_and_bytes_than_32_count() {
     let gpus = Gpus::new(2).only_real("memory for a product of 4 GiB");
-    gpus.run("a_product_has_more_elements_than_32_bits_count", |rank| {
+    gpus.run("a_product_has_more_elements_than_31_bits_and_bytes_than_32_count", |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let [m, n, k] = [(1 << 16) + 8, (1 << 15) + 8, 64];
         let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);

@@ -72,6 +72,7 @@ use self::message::is_message;
 pub use self::message::{EMPTY, message, message_word};
 use crate::LsaPtr;
 use crate::flag::is_last_block;
+use crate::wait::poll_by;
 
 /// The value of `N` if the number of ranks is known only when the kernel runs.
 pub const ANY_RANKS: usize = 0;
@@ -284,7 +285,7 @@ impl<const N: usize> Lamport<'_, N> {
         let mut first = 0;
         while first < N {
             let mut vectors = [mine; 4];
-            self.wait(slot, || {
+            self.wait_by::<true>(slot, || {
                 let mut i = 0;
                 while i < 4 && first + i < N {
                     // All loads are in flight together. This rank's own slot, which no rank uses,
@@ -325,11 +326,10 @@ impl<const N: usize> Lamport<'_, N> {
     /// The contract is that of [`receive_all`](Self::receive_all), for this peer only.
     pub unsafe fn receive<T: Element>(&self, source: usize, slot: u32) -> Vec16<T> {
         let mut vector = Vec16::from_bits([EMPTY; 4]);
-        self.wait(slot, || {
+        self.wait_by::<true>(slot, || {
             // SAFETY: the caller's thread alone empties this slot in this launch.
-            let (now, has_arrived) = unsafe { self.poll(source, slot) };
-            vector = now;
-            has_arrived
+            vector = unsafe { self.load(source, slot) };
+            is_message(vector)
         });
         // SAFETY: the caller's thread alone empties this slot in this launch.
         unsafe { self.empty(source, slot) };
@@ -366,13 +366,46 @@ impl<const N: usize> Lamport<'_, N> {
     /// and its slot.
     pub unsafe fn receive_each<T: Element, const K: usize>(
         &self,
+        vectors: [Vec16<T>; K],
+        message: impl Fn(usize) -> Option<(usize, u32)>,
+        pause: u32,
+    ) -> [Vec16<T>; K] {
+        // SAFETY: the caller's thread alone empties these slots in this launch.
+        unsafe { self.receive_each_by::<T, K, true>(vectors, message, pause) }
+    }
+
+    /// Does the same as [`receive_each`](Self::receive_each), but goes on after an abort instead of
+    /// exiting: for a thread that others of its block wait for at a named barrier or an mbarrier.
+    /// Vectors that have not arrived then have any bits. The host's report does not name the wait,
+    /// as to record it would take registers from the values that are live here.
+    ///
+    /// # Safety
+    ///
+    /// The contract is that of [`receive_each`](Self::receive_each).
+    pub unsafe fn receive_each_or_abort<T: Element, const K: usize>(
+        &self,
+        vectors: [Vec16<T>; K],
+        message: impl Fn(usize) -> Option<(usize, u32)>,
+        pause: u32,
+    ) -> [Vec16<T>; K] {
+        // SAFETY: the caller's thread alone empties these slots in this launch.
+        unsafe { self.receive_each_by::<T, K, false>(vectors, message, pause) }
+    }
+
+    /// Receives vectors; the thread exits after an abort if `EXITS`.
+    ///
+    /// # Safety
+    ///
+    /// The contract is that of [`receive_each`](Self::receive_each).
+    unsafe fn receive_each_by<T: Element, const K: usize, const EXITS: bool>(
+        &self,
         mut vectors: [Vec16<T>; K],
         message: impl Fn(usize) -> Option<(usize, u32)>,
         pause: u32,
     ) -> [Vec16<T>; K] {
         // The report of an abort names the first message's slot; it is 0 if no rank sends that one.
         // Slots are opaque, as their addresses would take registers from here to the end.
-        self.wait(message(0).map_or(0, |(_, slot)| slot), || {
+        self.wait_by::<EXITS>(message(0).map_or(0, |(_, slot)| slot), || {
             let (mut all, mut i) = (true, 0);
             while i < K {
                 if let Some((source, slot)) = message(i) {
@@ -407,8 +440,8 @@ impl<const N: usize> Lamport<'_, N> {
     /// the slot.
     pub unsafe fn peek<T: Element>(&self, source: usize, slot: u32) -> Option<Vec16<T>> {
         // SAFETY: the caller's thread alone empties this slot in this launch.
-        let (vector, has_arrived) = unsafe { self.poll(source, slot) };
-        has_arrived.then_some(vector)
+        let vector = unsafe { self.load(source, slot) };
+        is_message(vector).then_some(vector)
     }
 
     /// Empties a slot.
@@ -422,17 +455,6 @@ impl<const N: usize> Lamport<'_, N> {
         unsafe { mem::store_vec_relaxed(slot, Vec16::<u32>::from_bits([EMPTY; 4]), Scope::Sys) };
     }
 
-    /// Returns what a slot holds, and whether that is a message.
-    ///
-    /// # Safety
-    ///
-    /// The contract is that of [`receive`](Self::receive).
-    unsafe fn poll<T: Element>(&self, source: usize, slot: u32) -> (Vec16<T>, bool) {
-        // SAFETY: the caller's thread alone empties this slot in this launch.
-        let vector = unsafe { self.load(source, slot) };
-        (vector, is_message(vector))
-    }
-
     /// Returns what a slot holds.
     ///
     /// # Safety
@@ -444,11 +466,14 @@ impl<const N: usize> Lamport<'_, N> {
         Vec16::from_bits(unsafe { mem::load_vec_relaxed(from, Scope::Sys) }.to_bits())
     }
 
-    /// Waits until `done`. The host's report of an aborted wait names the slot.
-    fn wait(&self, slot: u32, done: impl FnMut() -> bool) {
+    /// Waits until `done`. After an abort the thread goes on, or it exits and the host's report
+    /// names the slot.
+    fn wait_by<const EXITS: bool>(&self, slot: u32, done: impl FnMut() -> bool) {
         let what = || WaitFor { index: slot, ..WaitFor::of(WaitKind::Lamport) };
-        let outcome = poll(self.slots.comm, Deadline::NEVER, done, what);
-        finish(Coop::thread(), outcome, CoopCall::new("a wait for a slot"));
+        let outcome = poll_by::<EXITS>(self.slots.comm, Deadline::NEVER, done, what);
+        if EXITS {
+            finish(Coop::thread(), outcome, CoopCall::new("a wait for a slot"));
+        }
     }
 
     /// Ends the session for this block. Messages may follow, so that no message waits for this: the

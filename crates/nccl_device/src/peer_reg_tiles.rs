@@ -52,6 +52,9 @@ impl<'a, const N: usize> PeerRegTiles<'a, N> {
     /// ranks get the same bits. -0 counts as +0. Only the first `columns` columns are sent, and up
     /// to 15 after them; the sums of the other columns have no meaning.
     ///
+    /// If the host aborts the wait, this returns too, and no sum has a meaning: other warps of the
+    /// block may wait for this one at barriers that an abort does not end.
+    ///
     /// # Safety
     ///
     /// The lanes of a warp call this together, once for each number in a launch, with the same
@@ -96,10 +99,9 @@ impl<'a, const N: usize> PeerRegTiles<'a, N> {
                 let is_sent = i < at_once && is_sent(first + i) && rank != me;
                 is_sent.then(|| (rank, slot(first + i)))
             };
+            let nothing = [Vec16::<bf16>::from_bits([0; 4]); AT_ONCE];
             // SAFETY: the caller's contract: the peers' same lanes send to these slots.
-            let theirs: [Vec16<bf16>; AT_ONCE] = unsafe {
-                self.session.receive_each([Vec16::from_bits([0; 4]); AT_ONCE], source, 0)
-            };
+            let theirs = unsafe { self.session.receive_each_or_abort(nothing, source, 0) };
             let (mut message, mut sum) = (0, [0.0; LANES]);
             while message < AT_ONCE {
                 let (i, rank) = place(message);

@@ -12,11 +12,12 @@
 //! # Why it cannot deadlock
 //!
 //! A block waits only for messages of the peers' blocks with its index, which compute the same
-//! tiles; all blocks of a launch are resident, as the host checks, so that these run. Warps that
-//! send wait for nothing outside their block before they have sent all parts, and never for warps
-//! that wait for messages. If the owners store the sums to every rank, the blocks of an index wait
-//! for each other at a barrier when they begin and when they end. When they begin, only one warp,
-//! which has no other work, waits at it; the other warps wait for that warp before they add.
+//! tiles. These run, if not at the same time: the caller launches no more blocks than the GPU has
+//! room for. Warps that send wait for nothing outside their block before they have sent all parts,
+//! and never for warps that wait for messages. If the owners store the sums to every rank, the
+//! blocks of an index wait for each other at a barrier when they begin and when they end: then the
+//! launch is cooperative. When they begin, only one warp, which has no other work, waits at it; the
+//! other warps wait for that warp before they add.
 //!
 //! # Why a slot is empty when a peer writes it
 //!

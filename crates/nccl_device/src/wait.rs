@@ -11,8 +11,10 @@
 //! If only a part of a block waits (a thread, a warp) and exits, the block's other threads pass
 //! the next `bar.sync` of the whole block without that part: a kernel must check
 //! [`DevComm::is_aborted`] before it uses data for which the part waited. A named barrier with a
-//! thread count, such as that of a warp span, never completes after some of its threads have
-//! exited. And NCCL's PROXY put spins without reading the abort flag while its queue is full, so a
+//! thread count, such as that of a warp span, and an mbarrier never complete after some of their
+//! threads have exited: threads that others wait for there use [`DevComm::wait_until_or_abort`] or
+//! [`Lamport::receive_each_or_abort`](crate::Lamport::receive_each_or_abort), which go on after an
+//! abort. And NCCL's PROXY put spins without reading the abort flag while its queue is full, so a
 //! stalled network can block a kernel there.
 
 use crate::prelude::*;
@@ -192,6 +194,17 @@ pub(crate) fn poll_by_first(
 pub(crate) fn poll(
     comm: &DevComm,
     deadline: Deadline,
+    done: impl FnMut() -> bool,
+    what: impl Fn() -> WaitFor,
+) -> Outcome {
+    poll_by::<true>(comm, deadline, done, what)
+}
+
+/// Does the same as [`poll`]; it records an aborted wait for the host's report only if `RECORDS`.
+#[track_caller]
+pub(crate) fn poll_by<const RECORDS: bool>(
+    comm: &DevComm,
+    deadline: Deadline,
     mut done: impl FnMut() -> bool,
     what: impl Fn() -> WaitFor,
 ) -> Outcome {
@@ -204,7 +217,9 @@ pub(crate) fn poll(
         polls = polls.wrapping_add(1);
         let check = cfg!(not(target_arch = "nvptx64")) || polls.is_multiple_of(POLLS_PER_CHECK);
         if check && comm.is_aborted() {
-            record_wait(comm, what);
+            if RECORDS {
+                record_wait(comm, what);
+            }
             return Outcome::Aborted;
         }
         if timeout.is_over(deadline, &what) {

@@ -37,7 +37,8 @@ pub trait Epilogue: Copy {
     /// [`gemm_swapped`](super::gemm_swapped) calls it.
     const SENDS_EARLY: bool = false;
 
-    /// Returns the epilogue of a launch. Threads that multiply call it before the first product.
+    /// Returns the epilogue of a launch. Threads that multiply call it before the first product;
+    /// only [`gemm_swapped`](super::gemm_swapped) calls it.
     #[must_use]
     fn begin(self) -> Self {
         self
@@ -47,7 +48,8 @@ pub trait Epilogue: Copy {
     /// tile before `apply` is called for any.
     fn send_early<F: Fragment>(&self, _sums: &mut F) {}
 
-    /// Ends a launch. The block's `threads` that multiply call it after the last tile.
+    /// Ends a launch. The block's `threads` that multiply call it after the last tile; only
+    /// [`gemm_swapped`](super::gemm_swapped) calls it.
     fn end(&self, _threads: u32) {}
 
     /// Returns whether `apply` changes nothing. Kernels then skip its code once for each tile: that
@@ -168,7 +170,9 @@ impl<O: Float> Fused<O> {
     }
 
     fn activation(&self, x: f32) -> f32 {
-        x * math::sigmoid(x * math::fma(self.cubic, x * x, self.linear))
+        // Not infinite, as 0 times that is not a number: `cubic` may be 0.
+        let square = (x * x).min(f32::MAX);
+        x * math::sigmoid(x * math::fma(self.cubic, square, self.linear))
     }
 
     /// Adds a row of numbers to the sums of rows `i` to `end`. `from` has a number for each column

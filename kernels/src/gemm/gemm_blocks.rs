@@ -65,6 +65,7 @@ pub unsafe fn product<T: GemmFactor, E: Epilogue>(
     scales: [*const f32; 2],
     epilogue: E,
 ) {
+    const { assert!(size_of::<E::Output>() > 1, "C has elements of 16 or 32 bits") };
     let stores = Stores::new(c, unaligned, [m, n], &());
     let factors = Factors::<T>::new([a, b], stores.shared, [false; 2]);
     let blocks = Blocks { factors, stores, k, scales, epilogue };

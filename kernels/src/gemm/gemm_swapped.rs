@@ -230,14 +230,15 @@ impl<S: Shape> RegisterSplit for RaisedRegisters<S> {
 
     unsafe fn raise() {
         if S::M > 128 {
-            // SAFETY: the caller is a whole multiplying warpgroup, and the kernel has 384 threads.
+            // SAFETY: the caller is a whole multiplying warpgroup. A kernel of at most 384 threads
+            // launches with 168 registers each: 2 * 232 + 40 is 3 * 168; 232 + 40 is less than two.
             unsafe { wgmma::raise_registers::<232>() }
         }
     }
 
     unsafe fn lower() {
         if S::M > 128 {
-            // SAFETY: the caller is the whole warpgroup that loads, and the kernel has 384 threads.
+            // SAFETY: the caller is the whole warpgroup that loads, which needs no more.
             unsafe { wgmma::lower_registers::<40>() }
         }
     }

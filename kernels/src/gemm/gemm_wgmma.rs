@@ -110,7 +110,8 @@ pub unsafe fn gemm_wgmma_f32<T: GemmFactor>(
 }
 
 /// Computes what [`gemm_wgmma()`] does, with any epilogue, in a kernel with its grid and block. The
-/// kernel's attribute is `#[kernel(arch = "sm_90a", max_threads = 384, cluster = 2)]`.
+/// kernel's attribute is `#[kernel(arch = "sm_90a", max_threads = 384, cluster = 2)]`. C has
+/// elements of 16 or 32 bits.
 ///
 /// # Safety
 ///
@@ -122,6 +123,7 @@ pub unsafe fn product<T: GemmFactor, E: Epilogue>(
     transposed: [bool; 2],
     epilogue: E,
 ) {
+    const { assert!(size_of::<E::Output>() > 1, "C has elements of 16 or 32 bits") };
     // SAFETY: the caller passes what a product without hooks needs.
     unsafe {
         product_with::<T, E>([a, b, c], unaligned, [m, n, k], transposed, epilogue, &());

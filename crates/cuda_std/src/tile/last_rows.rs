@@ -15,7 +15,8 @@ const WORDS: usize = 32;
 /// The kernel's part of the stores of [`LastRows`]: a warp's 16 rows of a tile, in *parts* of 128
 /// bytes of each row. Two neighbouring parts are stored together.
 pub trait StoresRows {
-    /// The element type of the matrix.
+    /// The element type of the matrix, of 16 or 32 bits: [`SharedTile::store_words`] puts elements
+    /// of 8 bits elsewhere.
     type Element: Float;
     /// The place of a warp's rows in the matrix.
     type Place: Copy;

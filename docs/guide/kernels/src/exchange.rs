@@ -143,7 +143,7 @@ impl FusedProduct<'_> {
                 // All ranks add in f32 and in the same order, so they get the same bits.
                 bf16::add(&mut sum, part);
             }
-            let column = at as u32 % self.factors.columns_of_c();
+            let column = self.factors.origin(tile).1 + column; // Of C.
             let mut lane = 0;
             while lane < LANES {
                 sum[lane as usize] = epilogue(column + lane, sum[lane as usize]);

@@ -36,13 +36,8 @@ impl Factors {
         self.a.rows / TILE * (self.b.rows / TILE)
     }
 
-    /// Returns the number of columns of C, which is that of the rows of B.
-    pub(crate) fn columns_of_c(&self) -> u32 {
-        self.b.rows
-    }
-
     /// Returns the first row and column of a tile.
-    fn origin(&self, tile: u32) -> (u32, u32) {
+    pub(crate) fn origin(&self, tile: u32) -> (u32, u32) {
         let columns = self.b.rows / TILE;
         (tile / columns * TILE, tile % columns * TILE)
     }

@@ -45,7 +45,8 @@ pub unsafe fn peer_reg_tiles_sum<const N: usize>(
             });
             number += WARPS;
         }
-        thread::sync_threads();
+        // As in a kernel whose other warps have other roles.
+        thread::named_barrier_sync(1, WARPS * warp::WARP_SIZE);
         if thread::thread_idx_x() == 0 {
             peers.end();
         }

@@ -1,8 +1,12 @@
 //! A test of `PeerRegTiles`.
 
+use std::time::Duration;
+
 use cuda_std::bf16;
 use devcomm::device::PeerRegTiles;
-use devcomm::{DevCommRequirements, LamportMemory, LaunchConfig, Rank, Simulation};
+use devcomm::{
+    DevCommRequirements, Error, LamportMemory, LaunchConfig, LaunchError, Rank, Simulation,
+};
 use devcomm_device_tests::KERNELS;
 use devcomm_device_tests::kernels::{
     self,
@@ -54,6 +58,31 @@ macro_rules! test_of {
             });
         }
     };
+}
+
+/// Rank 1 adds nothing, so that a deadline ends the kernel of rank 0. A warp without a tile waits
+/// at a named barrier for the warp that waits for the peer.
+#[test]
+fn registers_whose_peer_is_absent_are_not_added_after_a_deadline() {
+    let gpus = Gpus::from(Simulation::new(2)).with_kernels(&KERNELS);
+    gpus.run("registers_whose_peer_is_absent_are_not_added_after_a_deadline", |rank| {
+        rank.load(&KERNELS)?;
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let columns = TILE[1];
+        let capacity = PeerRegTiles::<2>::slots(1, columns as usize).unwrap();
+        let memory = LamportMemory::new(comm, capacity)?;
+        let sums = comm.mem_alloc::<f32>((TILE[0] * columns) as usize)?;
+        let dev = comm.create_dev_comm(DevCommRequirements::new())?;
+        if rank.rank() == 0 {
+            let launch = kernels::peer_reg_tiles_sum::<2>::args(&dev, &sums, &memory, 1, columns);
+            // SAFETY: the sums and the slots have room for the tile.
+            unsafe { launch.grid(1).block(32 * WARPS).launch(&stream)? };
+            let ended = stream.synchronize_within(Duration::from_millis(30));
+            let ended = ended.expect_err("rank 1 sends nothing");
+            assert!(matches!(ended, Error::Launch(LaunchError::KernelAborted { .. })), "{ended}");
+        }
+        rank.barrier()
+    });
 }
 
 test_of!(registers_of_two_ranks_are_added, 2);
