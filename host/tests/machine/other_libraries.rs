@@ -217,7 +217,7 @@ fn a_stream_that_another_library_captures_is_not_waited_for_and_the_capture_goes
             theirs.synchronize()?;
             // Such a stream may be dropped meanwhile.
             let _exec = captured(&theirs, || {
-                // SAFETY: as above.
+                // SAFETY: the stream is never destroyed.
                 drop(unsafe { Stream::from_raw(context, foreign.cast()) });
                 Ok(())
             })?;
