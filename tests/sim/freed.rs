@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use cuda_std::prelude::*;
 use devcomm::sim::{Error, Machine};
-use devcomm::{
-    CommConfig, DevCommRequirements, Kernel, ReduceOp, ResourceBuffer, Result, Simulation,
-};
+use devcomm::{CommConfig, DevCommRequirements, Kernel, ReduceOp, Result, Simulation};
 use devcomm_sys::nccl::Requirements;
 use devcomm_testing::simulated::{Gpu, failure, run, world};
 use devcomm_types::{DevComm as RawDevComm, Window as RawWindow};
@@ -174,34 +172,6 @@ fn a_graph_that_is_launched_after_the_module_of_its_kernel_is_unloaded_is_report
     });
     let text = machine.failure().unwrap().to_string();
     assert!(text.starts_with("does_nothing cannot be launched: its module was unloaded"), "{text}");
-}
-
-/// Stores to rank 0's part of a buffer.
-#[kernel]
-unsafe fn stores_to_resources(comm: DevComm, buffer: u32) {
-    // SAFETY: the simulator reports memory that was freed.
-    unsafe { comm.resource_buffer(buffer).lsa::<u32>(0).store(0, 1) };
-}
-
-#[test]
-fn a_store_to_a_device_communicator_that_its_rank_has_destroyed_is_reported() {
-    let error = failure(Simulation::new(2), |gpu| {
-        let mut requirements = DevCommRequirements::new();
-        let key = requirements.add(ResourceBuffer { bytes: 4, align: 4 });
-        let comm = gpu.dev_comm(requirements)?;
-        let buffer = comm.resource(key)?;
-        if gpu.rank() == 0 {
-            drop(comm);
-            gpu.barrier()?;
-            return gpu.barrier();
-        }
-        gpu.barrier()?;
-        start(gpu, stores_to_resources::args(&comm, buffer).grid(1).block(1))?.synchronize()?;
-        gpu.barrier()
-    });
-    let text = error.to_string();
-    assert!(matches!(*error, Error::OutOfBounds { .. }), "{text}");
-    assert!(text.contains("rank 0's part, which its rank has destroyed"), "{text}");
 }
 
 #[test]

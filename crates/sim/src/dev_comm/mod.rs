@@ -28,16 +28,10 @@ pub(crate) struct CommState {
     pub(crate) teams: Vec<MulticastGroups>,
     #[expect(dead_code, reason = "owner: the device communicators point into it")]
     gin: Option<Box<GinComm>>,
+    #[expect(dead_code, reason = "owner: the device communicators point into it")]
     window: Symmetric,
     #[expect(dead_code, reason = "owner: kernels have its multicast addresses")]
     lsa_team: Option<MulticastGroups>,
-}
-
-impl CommState {
-    /// Takes a rank's barriers and buffers from kernels.
-    pub(crate) fn close(&self, rank: usize) {
-        self.window.allocation.close(rank);
-    }
 }
 
 /// The multicast groups of one team for each rank, removed on drop.

@@ -34,7 +34,7 @@ pub(super) struct Creation {
 pub(super) struct RankDevComm {
     comm: Rc<Comm>,
     rank: usize,
-    /// What kernels have pointers into.
+    #[expect(dead_code, reason = "owner: kernels have pointers into it")]
     state: Rc<CommState>,
 }
 
@@ -250,7 +250,6 @@ pub(super) unsafe extern "C" fn destroy(comm: RawComm, dev_comm: *const DevComm)
         let gpu = shared.ranks.gpus[rank] as usize;
         let what = || format!("a device communicator of rank {rank}");
         cx.core.check_unused(NAME, what, gpu, |word| word == handle)?;
-        destroyed.iter().for_each(|own| own.state.close(rank));
         cx.core.defer_drop(destroyed);
         Ok(CallProgress::Done(SUCCESS))
     })
