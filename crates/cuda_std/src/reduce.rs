@@ -222,8 +222,8 @@ impl<T: Accumulate> ReduceOp<T> for Avg {
 }
 
 /// Returns the pair with the larger value or, if these are equal, the smaller index: an operator
-/// for [`warp_reduce`](crate::collective::warp_reduce) and its like. A NaN is less than every number and
-/// equal to a NaN, so that the order of the pairs does not matter.
+/// for [`warp_reduce`](crate::collective::warp_reduce) and its like. A NaN is less than every
+/// number and equal to a NaN, so that the order of the pairs does not matter.
 ///
 /// ```
 /// use cuda_std::reduce::arg_max;

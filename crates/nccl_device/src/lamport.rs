@@ -2,10 +2,10 @@
 //! Leslie Lamport.
 //!
 //! A *slot* is 16 bytes of a rank's memory that is [`EMPTY`] until a peer stores a vector there.
-//! The sender replaces a word of the vector that is [`EMPTY`] by 0, which changes at most the sign
-//! of a zero in `f32`, `f16` and `bf16`; so a slot with no such word has arrived whole, and all its bytes are payload. No
-//! barrier or fence is needed, since nothing but the message itself is read because of it, and it
-//! takes one-way latency.
+//! The sender replaces a word that is [`EMPTY`] by 0, which changes at most the sign of a zero in
+//! `f32`, `f16` and `bf16`; so a slot with no such word has arrived whole. All its bytes are
+//! payload, no barrier or fence is needed, since nothing but the message is read because of it, and
+//! it takes one-way latency.
 //!
 //! Two *banks* of slots take turns: a launch uses one, and the thread that has received a message
 //! empties its slot, which another message reaches two launches later.

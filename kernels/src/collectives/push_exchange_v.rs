@@ -15,8 +15,8 @@ use crate::prelude::*;
 /// for the message of this rank, and for how many bytes. The kernel traps if the message has
 /// another length, or if the place is in another window or not within the peer's window.
 ///
-/// Grid: any, the same in every rank. Block: whole warps, at most 512 threads, one-dimensional. Dependent
-/// launch: allowed. `longest` is the same in every rank.
+/// Grid: any, the same in every rank. Block: whole warps, at most 512 threads, one-dimensional.
+/// Dependent launch: allowed. `longest` is the same in every rank.
 ///
 /// # Safety
 ///

@@ -149,8 +149,8 @@ pub unsafe trait Mainloop {
     /// unless it [`COMPLETES`](Self::COMPLETES): a stage is released in the next step.
     fn stages(&self) -> u32;
 
-    /// Returns the order of the block's tiles. Each computing thread and the first lane of each loading
-    /// warp call it once.
+    /// Returns the order of the block's tiles. Each computing thread and the first lane of each
+    /// loading warp call it once.
     fn schedule(&self) -> Self::Schedule;
 
     /// Returns the number of arrivals that release a stage.
