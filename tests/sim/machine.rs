@@ -208,7 +208,7 @@ fn a_kernel_that_polls_what_a_sleeping_host_thread_will_write_is_not_livelocked(
             return;
         }
         let (word, stream) = (thread.pinned(4).cast::<u32>(), thread.stream());
-        // SAFETY: as above.
+        // SAFETY: pinned memory of four bytes, which nothing else accesses yet.
         unsafe { word.write_volatile(0) };
         let address = word as u64;
         let body = <polls_for_the_host as Kernel>::BODY.unwrap();

@@ -176,14 +176,7 @@ impl Races {
                 }
             }
             Event::Wait { engine, pending, reads_only } => {
-                let Some(kind) = group_of(engine) else { return };
-                let ended = thread.groups[kind].saturating_sub(pending);
-                let (reads, writes) = thread.group_agents(engine);
-                let places = &self.joins.places;
-                thread.clock.add(reads, ended, places);
-                if !reads_only {
-                    thread.clock.add(writes, ended, places);
-                }
+                self.wait_groups(thread, engine, pending, reads_only);
             }
             Event::ProxyFence(space) => {
                 let clock = self.released(thread);
@@ -195,6 +188,24 @@ impl Races {
 }
 
 impl Races {
+    /// Records a wait for all groups of the thread but the last `pending` ones.
+    fn wait_groups(
+        &self,
+        thread: &mut ThreadClock,
+        engine: Engine,
+        pending: u32,
+        reads_only: bool,
+    ) {
+        let Some(kind) = group_of(engine) else { return };
+        let ended = thread.groups[kind].saturating_sub(pending);
+        let (reads, writes) = thread.group_agents(engine);
+        let places = &self.joins.places;
+        thread.clock.add(reads, ended, places);
+        if !reads_only {
+            thread.clock.add(writes, ended, places);
+        }
+    }
+
     /// Adds what the thread has done to the `mbarrier`'s phase.
     fn arrive(&self, thread: &mut ThreadClock, barrier: &mut Barrier) {
         let clock = &mut barrier.pending;
