@@ -417,9 +417,13 @@ impl Gpus {
         let ThreadId { rank, block, thread: tid } = thread.id();
         let (kernel, grid) = (thread.kernel(), thread.block().grid.id);
         let mut sessions = self.sessions.borrow_mut();
-        let other = sessions
-            .get(&word)
-            .filter(|other| (other.grid, other.open.block, other.tid) != (grid, block, tid));
+        let open = sessions.get(&word);
+        let (own, other) = match open.map(|open| (open.grid, open.open.block, open.tid)) {
+            Some(id) if id == (grid, block, tid) => (open, None),
+            _ => (None, open),
+        };
+        // The end of a session opens it once more, in its destructor.
+        let opened_at = own.map_or(at, |own| own.open.at);
         if let Some(Session { kernel, grid: other_grid, open, .. }) = other {
             let of = if *other_grid == grid { String::new() } else { format!(" of {kernel}") };
             let OpenSession { block, at: there, .. } = open;
@@ -427,10 +431,10 @@ impl Gpus {
             drop(sessions);
             thread.misuse(at, what);
         }
-        let open = OpenSession { rank, block, index, at };
+        let open = OpenSession { rank, block, index, at: opened_at };
         sessions.insert(word, Session { kind, kernel, grid, tid, open });
         drop(sessions);
-        self.use_session(thread, word, (kind, index), at);
+        self.use_session(thread, word, (kind, index), opened_at);
     }
 
     /// Records that the session on the barrier at `word` was closed.
@@ -441,8 +445,9 @@ impl Gpus {
         barrier: (&'static str, u32),
         at: Site,
     ) {
-        self.sessions.borrow_mut().remove(&word);
-        self.use_session(thread, word, barrier, at);
+        // A reader looks for the line that opened it: a destructor closes it.
+        let closed = self.sessions.borrow_mut().remove(&word);
+        self.use_session(thread, word, barrier, closed.map_or(at, |closed| closed.open.at));
     }
 
     /// Fails the thread if another session on the barrier is ordered neither before nor after its

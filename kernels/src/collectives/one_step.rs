@@ -76,28 +76,8 @@ unsafe fn exchange_of<C: OneStep, const N: usize>(
     memory: &LamportMemory,
     collective: &C,
 ) {
-    // SAFETY: the contract of this function is that of `run`.
-    unsafe {
-        // Two ranks have the registers for two slots in flight. Short messages have code of their
-        // own, without what several slots of a thread need.
-        if N == 2 && is_long(collective.used()) {
-            run::<C, N, 2>(comm, memory, collective);
-        } else {
-            run::<C, N, 1>(comm, memory, collective);
-        }
-    }
-}
-
-/// Runs a collective among the `N` ranks of the LSA team, with `IN_FLIGHT` slots of a thread in
-/// flight, one or two. The memory is as [`LamportSlots`] needs it. All threads of the grid call
-/// this.
-unsafe fn run<C: OneStep, const N: usize, const IN_FLIGHT: u32>(
-    comm: &DevComm,
-    memory: &LamportMemory,
-    collective: &C,
-) {
     let (used, sends) = (collective.used(), collective.sends());
-    let (first, threads) = (thread::index_1d(), threads());
+    let (first, threads, is_long) = (thread::index_1d(), threads(), is_long(used));
     // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread.
     unsafe {
         let slots = LamportSlots::<N>::new(comm, memory);
@@ -113,16 +93,17 @@ unsafe fn run<C: OneStep, const N: usize, const IN_FLIGHT: u32>(
         let session = slots.begin(used);
         if sends {
             let mut slot = first;
-            while slot < used {
-                if IN_FLIGHT == 2 {
-                    let next = collective.load(slot + threads);
-                    collective.send(&session, slot, &mine);
-                    mine = next;
-                } else {
-                    collective.send(&session, slot, &mine);
-                    mine = collective.load(slot + threads);
-                }
+            // Two ranks have the registers for two slots in flight.
+            while N == 2 && is_long && slot < used {
+                let next = collective.load(slot + threads);
+                collective.send(&session, slot, &mine);
                 slot += threads;
+                mine = next;
+            }
+            while slot < used {
+                collective.send(&session, slot, &mine);
+                slot += threads;
+                mine = collective.load(slot);
             }
         } else if first == 0 {
             collective.send_nothing(&session);
@@ -134,7 +115,7 @@ unsafe fn run<C: OneStep, const N: usize, const IN_FLIGHT: u32>(
             session.end(Coop::cta());
         }
         let mut slot = first;
-        while IN_FLIGHT == 2 && slot + threads < used {
+        while N == 2 && is_long && slot + threads < used {
             collective.receive_two(&session, [slot, slot + threads]);
             slot += 2 * threads;
         }
