@@ -58,6 +58,16 @@ fn rows_for_which_there_is_no_room_are_reported() {
         memory.experts.group(&memory.rows, &memory.stream)?;
         let error = memory.experts.check().unwrap_err().to_string();
         assert!(error.contains(&text), "{error}");
+        // An expert that does not exist does not hide the missing rows.
+        let mut batch = batch.without(&[]);
+        batch.ids.iter_mut().for_each(|ids| ids[6] = 8);
+        memory.write(rank, &batch)?;
+        memory.experts.dispatch(memory.tokens(5), &memory.stream)?;
+        memory.experts.group(&rows, &memory.stream)?;
+        memory.experts.combine(&rows, &memory.output, None, &memory.stream)?;
+        let error = memory.experts.check().unwrap_err().to_string();
+        let both = ["1 experts of tokens do not exist", "there was room for 7"];
+        assert!(both.iter().all(|text| error.contains(text)), "{error}");
         memory.experts.check()
     });
 }

@@ -280,7 +280,8 @@ impl ExpertParallel {
 
     /// Returns the experts' results to the tokens: `output` gets for each token of the last
     /// dispatch the sum of the rows of its experts times their weights, plus its row of `residual`,
-    /// in f32, with one rounding for each rank and one at the end.
+    /// in f32, with one rounding for each rank, one for each team if there are several LSA teams,
+    /// and one at the end.
     ///
     /// `rows` are the results, where [`group`](Self::group) has put the rows.
     ///
@@ -350,21 +351,27 @@ impl ExpertParallel {
         }
         self.faults.fill_bytes(0)?;
         let (ids, id, rows) = (words[Faults::IDS], words[Faults::ID] as i32, words[Faults::ROWS]);
+        let mut wrong = Vec::new();
         if ids > 0 {
             // Not 0: the kernels write 1 + an index with the first of the ids.
             let (index, top_k) = (words[Faults::INDEX] - 1, self.shape.top_k);
             let (token, k) = (index / top_k, index % top_k);
-            return refuse(format!(
+            wrong.push(format!(
                 "{ids} experts of tokens do not exist: among them {id}, number {k} of token \
                  {token}; there are {} experts, and -1 is none",
                 self.options.experts
             ));
         }
-        let (whose, room) = match words[Faults::RANK].checked_sub(1) {
-            None => ("this rank".to_owned(), least_room),
-            Some(rank) => (format!("rank {rank}"), self.most_rows()),
-        };
-        refuse(format!("the experts of {whose} need {rows} rows, and there was room for {room}"))
+        if rows > 0 {
+            let (whose, room) = match words[Faults::RANK].checked_sub(1) {
+                None => ("this rank".to_owned(), least_room),
+                Some(rank) => (format!("rank {rank}"), self.most_rows()),
+            };
+            wrong.push(format!(
+                "the experts of {whose} need {rows} rows, and there was room for {room}"
+            ));
+        }
+        refuse(wrong.join("; "))
     }
 
     /// Declares these ranks, and no others, absent for later work on the stream: nothing is sent to

@@ -159,12 +159,12 @@ impl ExpertParallelOptions {
         }
     }
 
-    /// Returns what it allocates for `ranks` ranks in `teams` LSA teams, at least two. Errors are
-    /// those of [`memory`](Self::memory).
+    /// Returns what it allocates for `ranks` ranks in `teams` LSA teams, at least two, on GPUs of at
+    /// least as many multiprocessors as there are blocks. Errors are those of
+    /// [`memory`](Self::memory).
     pub fn memory_in_teams(self, ranks: usize, teams: usize) -> Result<ExpertParallelMemory> {
         refuse_if!(teams < 2 || !ranks.is_multiple_of(teams), "{ranks} ranks in {teams} LSA teams");
         let shape = self.shape(ranks, teams)?;
-        // The GPU is not known: its multiprocessors are no limit.
         let division = Division::new(self, teams, ranks, u32::MAX)?;
         let (word, all) = (size_of::<u32>(), ranks * self.tokens);
         let sent = self.sent(shape);
