@@ -33,7 +33,6 @@ pub(crate) fn find(name: &str, manifest_dir: &Path) -> Result<KernelPackage, Err
     let metadata = graph.read(&manifest)?;
     let target = metadata.target_directory.into_std_path_buf();
     let workspace = metadata.workspace_root.into_std_path_buf();
-    let lock = workspace.join("Cargo.lock");
     if graph.named(name).is_none() {
         let folders: Vec<PathBuf> = graph.all().flat_map(path_dependencies).collect();
         graph.follow(folders)?;
@@ -52,18 +51,12 @@ pub(crate) fn find(name: &str, manifest_dir: &Path) -> Result<KernelPackage, Err
         let known = known.join(", ");
         return Err(Error::NoPackage { package: name.to_owned(), manifest, known });
     };
-    let is_library = |kind: &TargetKind| {
-        use TargetKind::{CDyLib, DyLib, Lib, RLib, StaticLib};
-        matches!(kind, Lib | RLib | DyLib | CDyLib | StaticLib)
-    };
-    let library = package.targets.iter().find(|target| target.kind.iter().any(is_library));
-    let library = library.ok_or_else(|| Error::NoLibrary(name.to_owned()))?;
-    let mut sources = graph.sources(&package)?;
-    sources.extend(Some(lock).filter(|lock| lock.is_file()));
+    let root_file = root_file(&package).ok_or_else(|| Error::NoLibrary(name.to_owned()))?;
+    let sources = graph.sources(&package)?;
     Ok(KernelPackage {
         name: name.to_owned(),
         manifest: built_by,
-        root_file: library.src_path.clone().into_std_path_buf(),
+        root_file,
         sources,
         needs: package.rust_version.map(|version| version.minor),
         workspace,
@@ -76,6 +69,8 @@ pub(crate) fn find(name: &str, manifest_dir: &Path) -> Result<KernelPackage, Err
 #[derive(Default)]
 struct PackageGraph {
     packages: Vec<(PathBuf, Package)>,
+    /// The folders of the workspaces that were read.
+    workspaces: Vec<PathBuf>,
 }
 
 impl PackageGraph {
@@ -93,6 +88,7 @@ impl PackageGraph {
                 self.packages.push((folder, package.clone()));
             }
         }
+        self.workspaces.push(metadata.workspace_root.clone().into_std_path_buf());
         Ok(metadata)
     }
 
@@ -139,23 +135,49 @@ impl PackageGraph {
         Ok(metadata.packages.into_iter().find(|package| package.name == name))
     }
 
-    /// Returns the sources of a package and of its path dependencies.
+    /// Returns the sources of a package and of its path dependencies, with the manifests and lock
+    /// files of their workspaces, which have versions and features of dependencies.
     fn sources(&mut self, package: &Package) -> Result<Vec<PathBuf>, Error> {
         let mut folders = vec![package_folder(package)];
+        let mut files = vec![root_file(package)];
         let mut index = 0;
         while let Some(folder) = folders.get(index).cloned() {
             index += 1;
             self.follow(vec![folder.clone()])?;
-            for dependency in self.at(&folder).into_iter().flat_map(path_dependencies) {
+            let Some(package) = self.at(&folder) else { continue };
+            files.push(root_file(package));
+            for dependency in path_dependencies(package) {
                 if !folders.contains(&dependency) {
                     folders.push(dependency);
                 }
             }
         }
-        let parts =
-            |folder: PathBuf| ["Cargo.toml", "build.rs", "src"].map(|name| folder.join(name));
-        Ok(folders.into_iter().flat_map(parts).filter(|path| path.exists()).collect())
+        let in_each = |folders: Vec<PathBuf>, names: &'static [&str]| {
+            let all = folders.into_iter();
+            all.flat_map(|folder| names.iter().map(move |name| folder.join(name)))
+        };
+        let mut sources: Vec<PathBuf> = in_each(folders, &["Cargo.toml", "build.rs", "src"])
+            .chain(in_each(self.workspaces.clone(), &["Cargo.toml", "Cargo.lock"]))
+            .filter(|path| path.exists())
+            .collect();
+        // A library's root file may lie outside of `src`.
+        for file in files.into_iter().flatten() {
+            if !sources.iter().any(|source| file.starts_with(source)) {
+                sources.push(file);
+            }
+        }
+        Ok(sources)
     }
+}
+
+/// Returns the root file of a package's library, if it has one.
+fn root_file(package: &Package) -> Option<PathBuf> {
+    let is_library = |kind: &TargetKind| {
+        use TargetKind::{CDyLib, DyLib, Lib, RLib, StaticLib};
+        matches!(kind, Lib | RLib | DyLib | CDyLib | StaticLib)
+    };
+    let library = package.targets.iter().find(|target| target.kind.iter().any(is_library));
+    library.map(|library| library.src_path.clone().into_std_path_buf())
 }
 
 fn package_folder(package: &Package) -> PathBuf {
@@ -187,9 +209,10 @@ mod tests {
             let (package, name) = (root.join(package), package.split('/').nth(1).unwrap());
             fs::create_dir_all(package.join("src")).unwrap();
             fs::write(package.join("src/lib.rs"), "").unwrap();
+            fs::write(package.join("root.rs"), "").unwrap();
             let manifest = format!(
                 "[package]\nname = \"{name}\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n\
-                 [dependencies]\n{dependencies}\n"
+                 [lib]\npath = \"root.rs\"\n\n[dependencies]\n{dependencies}\n"
             );
             fs::write(package.join("Cargo.toml"), manifest).unwrap();
         }
@@ -198,7 +221,15 @@ mod tests {
             fs::write(root.join(workspace).join("Cargo.toml"), manifest).unwrap();
         }
         let kernels = find("kernels", &root.join("a/kernels")).unwrap();
-        for source in ["a/kernels/src", "b/geometry/src", "b/common/src"] {
+        for source in [
+            "a/kernels/src",
+            "a/kernels/root.rs",
+            "b/geometry/src",
+            "b/geometry/root.rs",
+            "b/common/src",
+            "a/Cargo.toml",
+            "b/Cargo.toml",
+        ] {
             assert!(kernels.sources.contains(&root.join(source)), "{:?}", kernels.sources);
         }
         assert!(!kernels.sources.contains(&root.join("a/common/src")), "{:?}", kernels.sources);
