@@ -296,7 +296,7 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("gemm_wgmma", WARPGROUP, (FENCE, 1), Remove, &[STAGED]),
     mutant("gemm_wgmma", STORES, ("group.store(", 0), Remove, &[STAGED]),
     mutant("gemm_swapped", MAINLOOP, (FULL, 0), NoWait, &[MULTIPLY]),
-    mutant("gemm_swapped", MAINLOOP, (EMPTY, 0), NoWait, &[MULTIPLY, FULL]),
+    mutant("gemm_swapped", MAINLOOP, (EMPTY, 0), NoWait, &[MULTIPLY, FULL, "stage.load_once("]),
     mutant("gemm_swapped", SWAPPED_TILES, ("self.received.wait(", 0), NoWait, &SPLIT),
     mutant("gemm_swapped", MAINLOOP, (SUMS, 0), NoWait, &[MULTIPLY]),
     mutant("gemm_swapped", SWAPPED_TILES, (READ, 0), NoWait, &["store_transposed("]),
