@@ -283,10 +283,7 @@ impl Resource for Inner {
         let mut is_held = false;
         if self.handle_if_registered().is_ok() && self.memory.lock().is_some() {
             self.context.refuse_capturing("a registration is ended")?;
-            self.context.hold(self.created_at, || {
-                is_held = true;
-                self.held()
-            });
+            is_held = self.context.hold(self.created_at, || self.held());
         }
         if is_held {
             ending.done();

@@ -132,10 +132,14 @@ impl Context {
         }
     }
 
-    /// Gives the result of `moved` to a graph that may use an object created at `created_at`, if
-    /// there is one.
-    pub(crate) fn hold<T: Any + Send>(&self, created_at: CreationTime, moved: impl FnOnce() -> T) {
-        self.hold_by(|hold| created_at < hold.captured, moved);
+    /// Gives the result of `moved` to a graph that may use an object created at `created_at`.
+    /// Returns whether there is one.
+    pub(crate) fn hold<T: Any + Send>(
+        &self,
+        created_at: CreationTime,
+        moved: impl FnOnce() -> T,
+    ) -> bool {
+        self.hold_by(|hold| created_at < hold.captured, moved)
     }
 
     /// Does the same for graphs of other libraries only.
@@ -143,16 +147,20 @@ impl Context {
         &self,
         created_at: CreationTime,
         moved: impl FnOnce() -> T,
-    ) {
-        self.hold_by(|hold| created_at < hold.captured && hold.captured == FOREIGN, moved);
+    ) -> bool {
+        self.hold_by(|hold| created_at < hold.captured && hold.captured == FOREIGN, moved)
     }
 
-    fn hold_by<T: Any + Send>(&self, may_use: impl Fn(&Hold) -> bool, moved: impl FnOnce() -> T) {
+    fn hold_by<T: Any + Send>(
+        &self,
+        may_use: impl Fn(&Hold) -> bool,
+        moved: impl FnOnce() -> T,
+    ) -> bool {
         let is_holder = |hold: &&Arc<Hold>| may_use(hold) && !hold.is_over.load(Ordering::Acquire);
         let holder = self.holds().live.lock().iter().find(is_holder).cloned();
-        if let Some(holder) = holder {
-            let moved = Box::new(moved());
-            holder.held.lock().push(moved);
-        }
+        let Some(holder) = holder else { return false };
+        let moved = Box::new(moved());
+        holder.held.lock().push(moved);
+        true
     }
 }

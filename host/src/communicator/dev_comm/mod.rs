@@ -347,10 +347,8 @@ impl Resource for Inner {
         if self.created().is_ok() {
             context.refuse_capturing("a device communicator is closed")?;
             // A graph of this crate finds it closed when it is launched.
-            context.hold_for_others(self.created_at, || {
-                is_held = true;
-                self.moved(Lifecycle::default())
-            });
+            let moved = || self.moved(Lifecycle::default());
+            is_held = context.hold_for_others(self.created_at, moved);
         }
         if is_held {
             ending.done();

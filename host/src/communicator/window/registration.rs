@@ -131,10 +131,8 @@ impl Resource for Inner {
         let mut is_held = false;
         if self.handle_if_registered().is_ok() {
             context.refuse_capturing("a window is closed")?;
-            context.hold(self.created_at, || {
-                is_held = true;
-                self.registration(Lifecycle::default(), self.allocation())
-            });
+            let moved = || self.registration(Lifecycle::default(), self.allocation());
+            is_held = context.hold(self.created_at, moved);
         }
         if is_held {
             ending.done();
