@@ -159,8 +159,8 @@ impl ExpertParallelOptions {
         }
     }
 
-    /// Returns what it allocates for `ranks` ranks in `teams` LSA teams, at least two, on GPUs of at
-    /// least as many multiprocessors as there are blocks. Errors are those of
+    /// Returns what it allocates for `ranks` ranks in `teams` LSA teams, at least two, on GPUs that
+    /// have at least one multiprocessor for each block. Errors are those of
     /// [`memory`](Self::memory).
     pub fn memory_in_teams(self, ranks: usize, teams: usize) -> Result<ExpertParallelMemory> {
         refuse_if!(teams < 2 || !ranks.is_multiple_of(teams), "{ranks} ranks in {teams} LSA teams");
