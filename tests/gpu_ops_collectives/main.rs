@@ -1,5 +1,6 @@
 //! Tests of `devcomm::Collectives`.
 
+mod absent;
 mod any;
 mod captured;
 mod checked;

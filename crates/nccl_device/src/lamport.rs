@@ -171,19 +171,32 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     }
 }
 
-/// A session of a launch.
+/// A session of a launch. A thread whose wait the host aborts exits the kernel if `EXITS`, or else
+/// goes on.
 #[derive(Clone, Copy)]
-pub struct Lamport<'a, const N: usize> {
+pub struct Lamport<'a, const N: usize, const EXITS: bool = true> {
     slots: LamportSlots<'a, N>,
     launch: u32,
     bank: u32,
 }
 
-#[track_callers]
-impl<const N: usize> Lamport<'_, N> {
+impl<'a, const N: usize> Lamport<'a, N> {
     /// The words of a session's state.
     pub const STATE: usize = 2;
 
+    /// Returns the session with waits after whose abort a thread goes on instead of exiting: for
+    /// threads that others of their block or cluster wait for at a named barrier or an mbarrier.
+    /// Vectors that have not arrived then have any bits. The host's report does not name the wait:
+    /// a record of it would take registers from the values that are live there.
+    #[must_use]
+    pub fn continue_after_abort(self) -> Lamport<'a, N, false> {
+        let Self { slots, launch, bank } = self;
+        Lamport { slots, launch, bank }
+    }
+}
+
+#[track_callers]
+impl<const N: usize, const EXITS: bool> Lamport<'_, N, EXITS> {
     /// Returns how many launches there were before this one, modulo 2^32: the same in all ranks,
     /// and its lowest bit is the bank.
     pub fn launch(&self) -> u32 {
@@ -285,7 +298,7 @@ impl<const N: usize> Lamport<'_, N> {
         let mut first = 0;
         while first < N {
             let mut vectors = [mine; 4];
-            self.wait_by::<true>(slot, || {
+            self.wait(slot, || {
                 let mut i = 0;
                 while i < 4 && first + i < N {
                     // All loads are in flight together. This rank's own slot, which no rank uses,
@@ -326,7 +339,7 @@ impl<const N: usize> Lamport<'_, N> {
     /// The contract is that of [`receive_all`](Self::receive_all), for this peer only.
     pub unsafe fn receive<T: Element>(&self, source: usize, slot: u32) -> Vec16<T> {
         let mut vector = Vec16::from_bits([EMPTY; 4]);
-        self.wait_by::<true>(slot, || {
+        self.wait(slot, || {
             // SAFETY: the caller's thread alone empties this slot in this launch.
             vector = unsafe { self.load(source, slot) };
             is_message(vector)
@@ -366,46 +379,13 @@ impl<const N: usize> Lamport<'_, N> {
     /// and its slot.
     pub unsafe fn receive_each<T: Element, const K: usize>(
         &self,
-        vectors: [Vec16<T>; K],
-        message: impl Fn(usize) -> Option<(usize, u32)>,
-        pause: u32,
-    ) -> [Vec16<T>; K] {
-        // SAFETY: the caller's thread alone empties these slots in this launch.
-        unsafe { self.receive_each_by::<T, K, true>(vectors, message, pause) }
-    }
-
-    /// Does the same as [`receive_each`](Self::receive_each), but goes on after an abort instead of
-    /// exiting: for a thread that others of its block wait for at a named barrier or an mbarrier.
-    /// Vectors that have not arrived then have any bits. The host's report does not name the wait,
-    /// as to record it would take registers from the values that are live here.
-    ///
-    /// # Safety
-    ///
-    /// The contract is that of [`receive_each`](Self::receive_each).
-    pub unsafe fn receive_each_or_abort<T: Element, const K: usize>(
-        &self,
-        vectors: [Vec16<T>; K],
-        message: impl Fn(usize) -> Option<(usize, u32)>,
-        pause: u32,
-    ) -> [Vec16<T>; K] {
-        // SAFETY: the caller's thread alone empties these slots in this launch.
-        unsafe { self.receive_each_by::<T, K, false>(vectors, message, pause) }
-    }
-
-    /// Receives vectors; the thread exits after an abort if `EXITS`.
-    ///
-    /// # Safety
-    ///
-    /// The contract is that of [`receive_each`](Self::receive_each).
-    unsafe fn receive_each_by<T: Element, const K: usize, const EXITS: bool>(
-        &self,
         mut vectors: [Vec16<T>; K],
         message: impl Fn(usize) -> Option<(usize, u32)>,
         pause: u32,
     ) -> [Vec16<T>; K] {
         // The report of an abort names the first message's slot; it is 0 if no rank sends that one.
         // Slots are opaque, as their addresses would take registers from here to the end.
-        self.wait_by::<EXITS>(message(0).map_or(0, |(_, slot)| slot), || {
+        self.wait(message(0).map_or(0, |(_, slot)| slot), || {
             let (mut all, mut i) = (true, 0);
             while i < K {
                 if let Some((source, slot)) = message(i) {
@@ -468,7 +448,7 @@ impl<const N: usize> Lamport<'_, N> {
 
     /// Waits until `done`. After an abort the thread goes on, or it exits and the host's report
     /// names the slot.
-    fn wait_by<const EXITS: bool>(&self, slot: u32, done: impl FnMut() -> bool) {
+    fn wait(&self, slot: u32, done: impl FnMut() -> bool) {
         let what = || WaitFor { index: slot, ..WaitFor::of(WaitKind::Lamport) };
         let outcome = poll_by::<EXITS>(self.slots.comm, Deadline::NEVER, done, what);
         if EXITS {

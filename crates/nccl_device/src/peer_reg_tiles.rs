@@ -22,7 +22,7 @@ const AT_ONCE: usize = 8;
 /// other warps add, there is [`PeerTiles`](crate::PeerTiles).
 #[derive(Clone, Copy)]
 pub struct PeerRegTiles<'a, const N: usize> {
-    session: Lamport<'a, N>,
+    session: Lamport<'a, N, false>,
 }
 
 #[track_callers]
@@ -44,7 +44,8 @@ impl<'a, const N: usize> PeerRegTiles<'a, N> {
     pub unsafe fn begin(comm: &'a DevComm, memory: &LamportMemory, used: u32) -> Self {
         const { assert!(N == 2 || N == 4 || N == 8, "tiles are added over 2, 4 or 8 ranks") };
         // SAFETY: the caller's slots and state are those of `begin`, and the ranks launch the same.
-        Self { session: unsafe { LamportSlots::new(comm, memory).begin(used) } }
+        let session = unsafe { LamportSlots::new(comm, memory).begin(used) };
+        Self { session: session.continue_after_abort() }
     }
 
     /// Rounds the elements of tile `number` to bf16, sends them to the peers, and replaces them by
@@ -101,7 +102,7 @@ impl<'a, const N: usize> PeerRegTiles<'a, N> {
             };
             let nothing = [Vec16::<bf16>::from_bits([0; 4]); AT_ONCE];
             // SAFETY: the caller's contract: the peers' same lanes send to these slots.
-            let theirs = unsafe { self.session.receive_each_or_abort(nothing, source, 0) };
+            let theirs = unsafe { self.session.receive_each(nothing, source, 0) };
             let (mut message, mut sum) = (0, [0.0; LANES]);
             while message < AT_ONCE {
                 let (i, rank) = place(message);

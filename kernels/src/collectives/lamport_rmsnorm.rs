@@ -73,7 +73,8 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
         }
         grid::wait_for_previous();
         let mine = load(place);
-        let session = slots.begin(rows.tokens * rows.vectors());
+        // Threads without a vector wait in the cluster's sum for those that wait for a peer.
+        let session = slots.begin(rows.tokens * rows.vectors()).continue_after_abort();
         let send = |place: Place, vector| {
             if rows.has(place) {
                 for distance in 1..N {
@@ -114,7 +115,7 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
 /// Waits for the peers' vectors, and adds them to this rank's vector, which is loaded a second
 /// time: it would take registers from the first time on.
 unsafe fn receive<T: Accumulate<Acc = f32>, const N: usize>(
-    session: &Lamport<'_, N>,
+    session: &Lamport<'_, N, false>,
     rows: &Rows<T>,
     at: u32,
 ) -> T::Wide {

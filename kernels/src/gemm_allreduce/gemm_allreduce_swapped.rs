@@ -73,7 +73,9 @@ struct Exchange<'a, const N: usize> {
     comm: &'a DevComm,
     memory: &'a LamportMemory,
     used: u32,
-    session: Option<Lamport<'a, N>>,
+    /// After an abort its sums mean nothing, but the block ends: other threads wait for those that
+    /// receive at named barriers, and for the stages and sums that these read at mbarriers.
+    session: Option<Lamport<'a, N, false>>,
     /// The ranks of which a thread polls a vector at the same time, at most [`AT_ONCE`].
     at_once: usize,
 }
@@ -94,21 +96,14 @@ impl<const N: usize> Exchange<'_, N> {
         if N == ANY_RANKS { self.comm.lsa_team().n_ranks as usize } else { N }
     }
 
-    /// Returns the vectors that peers sent; the others are unchanged. After an abort the sums mean
-    /// nothing, but the block ends: other threads wait for this one at named barriers, and for the
-    /// stages and sums that it reads at mbarriers.
-    unsafe fn receive<const K: usize>(
-        session: &Lamport<'_, N>,
-        vectors: [Vec16<bf16>; K],
-        message: impl Fn(usize) -> Option<(usize, u32)>,
-    ) -> [Vec16<bf16>; K] {
-        // SAFETY: the caller's slots are this thread's. There is no pause between polls.
-        unsafe { session.receive_each_or_abort(vectors, message, 0) }
-    }
-
     /// Returns the sum over the ranks, in their order, of a slot's vectors: this rank's is `mine`.
     /// The peers' threads send to the slot, and this one receives.
-    unsafe fn sum(&self, session: &Lamport<'_, N>, slot: u32, mine: Vec16<bf16>) -> [f32; 8] {
+    unsafe fn sum(
+        &self,
+        session: &Lamport<'_, N, false>,
+        slot: u32,
+        mine: Vec16<bf16>,
+    ) -> [f32; 8] {
         let own = self.comm.lsa_team().rank as usize;
         let (mut sum, mut first) = ([0.0; 8], 0);
         while first < self.ranks() {
@@ -120,7 +115,7 @@ impl<const N: usize> Exchange<'_, N> {
             let nothing = [Vec16::from_bits([0; 4]); AT_ONCE];
             // SAFETY: the peers' threads with this number send to the slot, which this thread
             // alone receives.
-            let theirs = unsafe { Self::receive(session, nothing, sent) };
+            let theirs = unsafe { session.receive_each(nothing, sent, 0) };
             let mut i = 0;
             while i < self.at_once {
                 // The vector is 0 if there is no rank for it.
@@ -168,7 +163,7 @@ impl<const N: usize> Epilogue for Exchange<'_, N> {
         grid::wait_for_previous();
         // SAFETY: the kernel's caller guarantees the memory, which this launch alone uses.
         let session = unsafe { LamportSlots::new(self.comm, self.memory).begin(self.used) };
-        Self { session: Some(session), ..self }
+        Self { session: Some(session.continue_after_abort()), ..self }
     }
 
     fn send_early<F: Fragment>(&self, sums: &mut F) {
@@ -200,8 +195,9 @@ impl<const N: usize> Epilogue for Exchange<'_, N> {
         }
         let peer = self.comm.lsa_team().rank as usize ^ 1;
         let sent = |i| self.slot(sums, i).map(|slot| (peer, slot));
+        let nothing = [Vec16::from_bits([0; 4]); VECTORS];
         // SAFETY: the peer's thread sends to these slots, and this one receives.
-        let theirs = unsafe { Self::receive(session, [Vec16::from_bits([0; 4]); VECTORS], sent) };
+        let theirs = unsafe { session.receive_each(nothing, sent, 0) };
         for i in 0..VECTORS {
             let mut wide = bf16::widen(Self::vector(sums, i));
             bf16::add(&mut wide, theirs[i]);
