@@ -96,7 +96,7 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
         while N == 2 && rows.after(place, 1).row < rows.tokens {
             let second = rows.after(place, 1);
             let mut upcoming = [Vec16::from_bits([0; 4]); 2];
-            rows.normalise([place, second], &mut cluster, |at| {
+            rows.normalise::<2, false>([place, second], &mut cluster, |at| {
                 let sums = at.map(|at| receive(&session, rows, at));
                 // Loaded only now, while the cluster adds up: earlier they would take registers.
                 upcoming = [0, 1].map(|i| load(rows.after(place, AHEAD + i)));
@@ -107,7 +107,12 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
             place = rows.after(second, 1);
         }
         if place.row < rows.tokens {
-            rows.normalise([place], &mut cluster, |[at]| [receive(&session, rows, at)]);
+            let load = |[at]: [u32; 1]| [receive(&session, rows, at)];
+            // The vectors of eight ranks leave no registers for the weights.
+            match N {
+                8 => rows.normalise::<1, false>([place], &mut cluster, load),
+                _ => rows.normalise::<1, true>([place], &mut cluster, load),
+            }
         }
     }
 }

@@ -45,7 +45,8 @@ pub unsafe fn rmsnorm<T: Accumulate<Acc = f32>>(
         let (place, mut cluster) = (rows.first(), ClusterSum::new());
         grid::launch_next();
         grid::wait_for_previous();
-        rows.normalise([place], &mut cluster, |[at]| [T::widen(rows.load(at))]);
+        let load = |[at]: [u32; 1]| [T::widen(rows.load(at))];
+        rows.normalise::<1, true>([place], &mut cluster, load);
     }
 }
 
@@ -150,9 +151,11 @@ impl<T: Accumulate<Acc = f32>> Rows<T> {
     }
 
     /// Adds the residuals, normalises and stores `R` rows. `load` returns the vectors at `places`,
-    /// one in each row, unless rows have no vector for this thread. The conditions are those of
-    /// [`rmsnorm`](fn@rmsnorm). The rows exist, and all threads of the cluster call this.
-    pub(crate) unsafe fn normalise<const R: usize>(
+    /// one in each row, unless rows have no vector for this thread. The weights and the scale are
+    /// loaded before it if `EARLY`, or else while the cluster adds up: `load` may wait, and they
+    /// take registers. The conditions are those of [`rmsnorm`](fn@rmsnorm). The rows exist, and all
+    /// threads of the cluster call this.
+    pub(crate) unsafe fn normalise<const R: usize, const EARLY: bool>(
         &self,
         places: [Place; R],
         cluster: &mut ClusterSum,
@@ -167,13 +170,13 @@ impl<T: Accumulate<Acc = f32>> Rows<T> {
         if has_vectors {
             let has_residual = !self.residual.is_null();
             // SAFETY: the kernel's caller guarantees the memory. `load` may wait, so the residuals
-            // are loaded before it, and if there is one row, its weights and scale.
+            // are loaded before it.
             unsafe {
                 let residuals = at.map(|at| {
                     has_residual.then(|| mem::load_vec(vector(self.residual.cast_const(), at)))
                 });
                 let weights = vector(self.weight, in_row);
-                if R == 1 {
+                if EARLY {
                     (weight, divisor) = (mem::load_vec(weights), self.quantised.divisor());
                 }
                 sums = load(at);
@@ -188,8 +191,7 @@ impl<T: Accumulate<Acc = f32>> Rows<T> {
                         x
                     });
                 }
-                if R > 1 {
-                    // Loaded only now, during the sum: earlier they would take registers.
+                if !EARLY {
                     weight = mem::load_vec(weights);
                 }
             }
@@ -198,7 +200,7 @@ impl<T: Accumulate<Acc = f32>> Rows<T> {
         // read.
         let totals = unsafe {
             let totals = cluster.sum(squares.map(Cell::into_inner));
-            if R > 1 {
+            if !EARLY {
                 divisor = self.quantised.divisor();
             }
             totals
