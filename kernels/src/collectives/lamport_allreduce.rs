@@ -3,7 +3,7 @@
 //! and for two ranks, between which an all-reduce in two steps would move no fewer bytes.
 
 use super::elements::Elements;
-use super::one_step::{threads, wait_for_previous};
+use super::one_step::{is_long, threads, wait_for_previous};
 use super::reduction::Reduction;
 use crate::prelude::*;
 
@@ -144,7 +144,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
             let ranks = comm.lsa_team().n_ranks as usize;
             assert!(ranks == N, "the LSA team has as many ranks as the kernel");
             let slots = LamportSlots::<N>::new(comm, memory);
-            wait_for_previous(memory, self.vectors);
+            wait_for_previous(memory, is_long(self.vectors, threads()));
             // The bank's number and the first vectors are in flight together.
             let mine = self.load::<ROWS>(first);
             let session = slots.begin(self.vectors);

@@ -4,13 +4,17 @@
 use super::exchange::Messages;
 pub use super::marks::slots;
 use super::marks::{Place, marked, unmarked};
-use super::one_step::{OneStep, exchange};
+pub use super::one_step::is_long;
+use super::one_step::{OneStep, exchange, threads};
 use crate::prelude::*;
 
 /// Sends messages between the ranks of the LSA team, which has 2, 4 or 8 ranks.
 ///
 /// Messages are elements `T`, aligned to their size. A rank's message to itself is copied, unless
 /// it is already in its place. The launch uses [`slots`] of `memory`.
+///
+/// Messages of vectors are [short](Vector) or [long](LongVector), which changes only the time: the
+/// code of both together would take longer for short ones.
 ///
 /// Grid: any. Block: a multiple of 32 threads up to 512, one-dimensional. Dependent
 /// launch: allowed. `messages` are the same in every rank.
@@ -22,7 +26,7 @@ use crate::prelude::*;
 /// message to itself may be in its place. `memory` is as [`LamportSlots`] needs it.
 ///
 /// [`LamportSlots`]: nccl_device::LamportSlots
-#[kernel(T = [Vector, u32, u8], max_threads = 512, min_blocks = 2)]
+#[kernel(T = [Vector, LongVector, u32, u8], max_threads = 512, min_blocks = 2)]
 pub unsafe fn lamport_exchange<T: Unit>(
     comm: DevComm,
     memory: LamportMemory,
@@ -71,6 +75,10 @@ impl<T: Unit> OneStep for Part<'_, T> {
 
     fn used(&self) -> u32 {
         self::slots(self.messages.bytes) as u32
+    }
+
+    fn is_long(&self) -> bool {
+        T::IS_LONG.unwrap_or_else(|| is_long(self.used(), threads()))
     }
 
     fn sends(&self) -> bool {
@@ -180,12 +188,25 @@ fn opaque<T>(rank: i32) -> i32 {
 }
 
 /// A type of which messages consist, and to the size of which they are aligned.
-pub trait Unit: Copy + 'static {}
+pub trait Unit: Copy + 'static {
+    /// Whether at least half of the threads have several slots, if it is known.
+    const IS_LONG: Option<bool> = None;
+}
 
 /// A unit of messages whose length and alignment are multiples of 16 bytes.
 pub type Vector = Vec16<u32>;
 
-impl Unit for Vector {}
+/// A [`Vector`] of a message that [is long](is_long).
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct LongVector(pub Vector);
+
+impl Unit for Vector {
+    const IS_LONG: Option<bool> = Some(false);
+}
+impl Unit for LongVector {
+    const IS_LONG: Option<bool> = Some(true);
+}
 impl Unit for u32 {}
 impl Unit for u8 {}
 

@@ -15,6 +15,11 @@ pub(super) trait OneStep {
     /// Returns how many slots a launch uses for each rank.
     fn used(&self) -> u32;
 
+    /// Returns whether the message is [long](is_long).
+    fn is_long(&self) -> bool {
+        is_long(self.used(), threads())
+    }
+
     /// Returns whether this rank sends.
     fn sends(&self) -> bool {
         true
@@ -76,15 +81,15 @@ unsafe fn exchange_of<C: OneStep, const N: usize>(
     memory: &LamportMemory,
     collective: &C,
 ) {
-    let (used, sends) = (collective.used(), collective.sends());
-    let (first, threads, is_long) = (thread::index_1d(), threads(), is_long(used));
+    let (used, sends, is_long) = (collective.used(), collective.sends(), collective.is_long());
+    let (first, threads) = (thread::index_1d(), threads());
     // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread.
     unsafe {
         let slots = LamportSlots::<N>::new(comm, memory);
         if sends {
             collective.prefetch::<N>(first);
         }
-        wait_for_previous(memory, used);
+        wait_for_previous(memory, is_long);
         // These loads precede the first send, which waits for the number of the launch.
         let mut mine = [Vec16::from_bits([0; 4]); N];
         if sends {
@@ -137,16 +142,18 @@ unsafe fn exchange_of<C: OneStep, const N: usize>(
 /// the GPU, the next one may begin before the wait: its blocks take the room that blocks of this
 /// one leave. For a short message it would only delay the first loads.
 #[track_caller]
-pub(super) fn wait_for_previous(memory: &LamportMemory, used: u32) {
-    if memory.alone && is_long(used) {
+pub(super) fn wait_for_previous(memory: &LamportMemory, is_long: bool) {
+    if memory.alone && is_long {
         grid::launch_next();
     }
     grid::wait_for_previous();
 }
 
-/// Returns whether at least half of the threads of the grid have several of the `used` slots.
-fn is_long(used: u32) -> bool {
-    2 * used >= 3 * threads()
+/// Returns whether at least half of the `threads` threads of a grid have several of the `used`
+/// slots of a message, which is then long.
+#[must_use]
+pub fn is_long(used: u32, threads: u32) -> bool {
+    2 * used >= 3 * threads
 }
 
 /// Returns the number of threads of the grid.

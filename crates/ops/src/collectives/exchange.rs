@@ -110,11 +110,16 @@ impl<T: Element> Call<'_, T> {
             let output = self.recv.device_address();
             let args = (dev_comm, memory, input, output, messages);
             // Ranks may take different types: a slot has the same bytes with each of them.
-            type Vector = lamport_exchange::Vector;
+            use lamport_exchange::{LongVector, Vector};
+            let slots = lamport_exchange::slots(messages.bytes) as u32;
+            let is_long = lamport_exchange::is_long(slots, plan.blocks * plan.threads);
             // SAFETY: the caller keeps the buffers allocated and orders the launches;
             // `Workspace::new` allocates what the kernel needs.
             return unsafe {
                 match (input | output | messages.bytes as u64).trailing_zeros() {
+                    4.. if is_long => {
+                        kernels::lamport_exchange::<LongVector>::launch(args, config, &target)
+                    }
                     4.. => kernels::lamport_exchange::<Vector>::launch(args, config, &target),
                     2.. => kernels::lamport_exchange::<u32>::launch(args, config, &target),
                     _ => kernels::lamport_exchange::<u8>::launch(args, config, &target),
