@@ -14,8 +14,8 @@
 //! thread count, such as that of a warp span, and an mbarrier never complete after some of their
 //! threads have exited: threads that others wait for there use [`DevComm::wait_until_or_abort`] or
 //! [`Lamport::continue_after_abort`](crate::Lamport::continue_after_abort), whose waits go on after
-//! an abort. And NCCL's PROXY put spins without reading the abort flag while its queue is full, so a
-//! stalled network can block a kernel there.
+//! an abort. And NCCL's PROXY put spins without reading the abort flag while its queue is full, so
+//! a stalled network can block a kernel there.
 
 use crate::prelude::*;
 use cuda_std::clock;
