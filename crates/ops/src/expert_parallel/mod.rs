@@ -75,7 +75,6 @@ use crate::prelude::*;
 pub struct ExpertParallel {
     communicator: Communicator,
     compiled: Kernels,
-    dev_comm: DevCommResource,
     options: ExpertParallelOptions,
     /// The sizes of tokens on their way to the experts.
     sent: Shape,
@@ -181,25 +180,17 @@ impl ExpertParallel {
         let divide = || Division::new(options, teams, ranks, fewest);
         let division = (teams > 1).then(divide).transpose()?;
 
-        let sent = options.sent(shape);
-        let create_dev_comm = || comm.create_dev_comm(DevCommRequirements::new());
-        let (form, dev_comm): (Box<dyn Form>, _) = match (division, options.rows) {
-            (None, None) => (Box::new(Lsa::new(comm, options, sent, shape)?), create_dev_comm()?),
-            (None, Some(_)) => {
-                (Box::new(Throughput::new(comm, options, sent, shape)?), create_dev_comm()?)
-            }
-            (Some(division), _) => {
-                let (hybrid, dev_comm) = Hybrid::new(comm, sent, options.f8, shape, division)?;
-                (Box::new(hybrid), dev_comm)
-            }
+        let form: Box<dyn Form> = match (division, options.rows) {
+            (None, None) => Box::new(Lsa::new(comm, options, shape)?),
+            (None, Some(_)) => Box::new(Throughput::new(comm, options, shape)?),
+            (Some(division), _) => Box::new(Hybrid::new(comm, options, shape, division)?),
         };
         // No rank sends before the slots of all are empty: the ranks meet at the end of the call.
         Ok(Self {
             communicator: comm.clone(),
             compiled,
-            dev_comm,
             options,
-            sent,
+            sent: options.sent(shape),
             shape,
             form,
             offsets: comm.mem_alloc(options.local(ranks) + 1)?,
