@@ -60,7 +60,7 @@ impl<F: Fusion> FusedGemm<F> {
             base.context().refuse_capturing("the plans of a product are measured")?;
             let key = Self::key(operands.extents);
             let expected = self.fusion.choose(base, key).plan;
-            let plans = self.fusion.to_measure(base, key, expected)?;
+            let plans = self.fusion.to_measure(base, key, expected);
             Ok(((operands, plans, expected), ()))
         });
         let key = own.as_ref().ok().map(|((operands, ..), ())| Self::key(operands.extents));
@@ -84,7 +84,8 @@ impl<F: Fusion> FusedGemm<F> {
     /// timed with the likely plans of its product. Plans that not all ranks can do are left out. An
     /// error leaves the product's plan as it was. *Collective*.
     fn time(&self, operands: &Operands, plans: &[F::Plan], expected: F::Plan) -> Result<F::Plan> {
-        let (comm, extents, gemm) = (&self.base.comm, operands.extents, self.base.gemm());
+        let (comm, extents) = (&self.base.comm, operands.extents);
+        let gemm = self.base.unfused.get().map(|unfused| &unfused.gemm);
         let own = || match gemm {
             Some(gemm) if operands.matrices.are_aligned() => {
                 Ok((gemm.plan_of(extents)?, gemm.likely(extents)?))

@@ -21,6 +21,8 @@ pub struct Matrices {
     pub(crate) shape: [u32; 3],
     pub(crate) groups: u32,
     pub(crate) transposed: [bool; 2],
+    /// The addresses of matrices of scales for A and B, or 0 without them.
+    pub(crate) block_scales: [u64; 2],
     pub(crate) epilogue: EpilogueArgs,
 }
 
@@ -42,6 +44,7 @@ impl Matrices {
             shape: extents.array(),
             groups: 1,
             transposed: [false; 2],
+            block_scales: [0; 2],
             epilogue: added.args(context, [rows_of_c, n])?,
         })
     }
@@ -65,6 +68,8 @@ pub(crate) fn map<T: Element>(
 #[derive(Clone, Copy)]
 pub(super) enum Prepared {
     Wide(LaunchConfig),
+    /// `gemm_blocks`, with a scale for each block of A and B.
+    Blocks(LaunchConfig),
     Tiled(Tiled),
 }
 
@@ -120,8 +125,14 @@ impl Gemm {
         matrices: Matrices,
     ) -> Result<()> {
         let Matrices { a, b, c, shape: [m, n, k], transposed, epilogue, .. } = matrices;
-        let prepare = || self.prepare::<T, O>(extents, transposed);
-        let prepared = if matrices.are_aligned() { prepare()?.1 } else { None };
+        let prepared = match matrices.block_scales {
+            [0, 0] if !matrices.are_aligned() => None,
+            [0, 0] => self.prepare::<T, O>(extents, transposed)?.1,
+            _ if self.hopper.is_some() && (a | b | c | u64::from(k)).is_multiple_of(16) => {
+                wide_config(&self.compiled, matrices.shape)?.map(Prepared::Blocks)
+            }
+            _ => None,
+        };
         let _turn = self.order.begin(&self.stream)?;
         let ([ta, tb], target) = (transposed, self.compiled.on(&self.stream));
         // SAFETY: the caller passes matrices of the prepared shape that outlive the product.
@@ -141,6 +152,14 @@ impl Gemm {
                         DataType::Bfloat16 => bf16, DataType::Float16 => f16,
                         DataType::Float8e4m3 => F8E4M3, _ => F8E5M2
                     })
+                }
+                Some(Prepared::Blocks(config)) => {
+                    let ([a, b, c], unaligned) = wide_maps::<T, O>(&self.stream, matrices)?;
+                    let [scales_a, scales_b] = matrices.block_scales;
+                    let args = (a, b, c, unaligned, m, n, k, scales_a, scales_b, epilogue);
+                    with_type!(T::DATA_TYPE, Scaled => {
+                        kernels::gemm_blocks::<Scaled>::launch(args, config, &target)
+                    }; { DataType::Float8e4m3 => F8E4M3, _ => F8E5M2 })
                 }
                 None if size_of::<T>() == 1 => no_kernel::<T>(matrices),
                 None => {
@@ -393,26 +412,4 @@ fn unswapped_maps<T: Element, S: Shape>(
 ) -> Result<(TensorMap, TensorMap, u64)> {
     let map = |address, tiles| map::<T>(stream, address, tiles);
     Ok((map(a, [m, k, S::N / down])?, map(b, [n, k, S::M / across])?, c))
-}
-
-/// Enqueues a product whose A and B have matrices of scales at these addresses.
-///
-/// # Safety
-///
-/// All matrices have the elements of the shape, and stay allocated until the product has ended.
-pub(super) unsafe fn launch_blocks<T: GemmElement>(
-    Gemm { compiled, stream, hopper, .. }: &Gemm,
-    matrices: Matrices,
-    [scales_a, scales_b]: [u64; 2],
-) -> Result<()> {
-    let Matrices { a, b, c, shape: shape @ [m, n, k], epilogue, .. } = matrices;
-    let possible = hopper.is_some() && (a | b | c | u64::from(k)).is_multiple_of(16);
-    let config = if possible { wide_config(compiled, shape)? } else { None };
-    let Some(config) = config else { return no_kernel::<T>(matrices) };
-    let ([a, b, c], unaligned) = wide_maps::<T, T::Output>(stream, matrices)?;
-    let args = (a, b, c, unaligned, m, n, k, scales_a, scales_b, epilogue);
-    // SAFETY: the caller passes matrices and scales of the shape that outlive the product.
-    with_type!(T::DATA_TYPE, Scaled => unsafe {
-        kernels::gemm_blocks::<Scaled>::launch(args, config, &compiled.on(stream))
-    }; { DataType::Float8e4m3 => F8E4M3, _ => F8E5M2 })
 }

@@ -84,14 +84,11 @@ impl PlanText for GemmPlan {
     const FORMS: &'static str = "portable, wide, or swapped or \
         unswapped:<rows>x<columns>:<splits>, which :<across>x<down> and then :<slices> may follow";
 
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("portable", Self::Portable), ("wide", Self::Wide)];
+
     fn from_fields(name: &str, fields: &[Field]) -> Option<Self> {
-        let &[(rows, Some(columns)), (splits, None), ref shares @ ..] = fields else {
-            return match (name, fields) {
-                ("portable", []) => Some(Self::Portable),
-                ("wide", []) => Some(Self::Wide),
-                _ => None,
-            };
-        };
+        let &[(rows, Some(columns)), (splits, None), ref shares @ ..] = fields else { return None };
         let (across, down, slices) = match *shares {
             [] => (1, 1, 1),
             [(across, Some(down))] => (across, down, 1),
@@ -108,12 +105,11 @@ impl PlanText for GemmPlan {
         plan.is_known().then_some(plan)
     }
 
-    fn fields(&self) -> (&'static str, Vec<Field>) {
-        let (name, tiling) = match *self {
-            Self::Portable => return ("portable", Vec::new()),
-            Self::Wide => return ("wide", Vec::new()),
+    fn fields(self) -> (&'static str, Vec<Field>) {
+        let (name, tiling) = match self {
             Self::Swapped(tiling) => ("swapped", tiling),
             Self::Unswapped(tiling) => ("unswapped", tiling),
+            Self::Portable | Self::Wide => return Default::default(),
         };
         let Tiling { rows, columns, cluster: Cluster { splits, across, down }, slices } = tiling;
         let mut fields = vec![(rows, Some(columns)), (splits, None)];

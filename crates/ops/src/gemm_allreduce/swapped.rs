@@ -25,25 +25,6 @@ pub(super) struct Swapped {
 }
 
 impl Swapped {
-    /// Loads the kernels, and allocates slots for products of up to the largest. *Collective*.
-    pub(super) fn new(base: &Base<AllReduce>) -> Result<Self> {
-        let index = usize::from(base.comm.n_ranks() != 2);
-        let load = || {
-            let set = KERNELS.only(&[kernels::gemm_allreduce_swapped::<shapes::M8N64, 2>::FILE]);
-            let compiled = Kernels::load(base.context(), &set)?;
-            let resident = tilings().map(|(Tiling { cluster, .. }, kernels)| {
-                (kernels.kernels[index].resident)(&compiled, base.context(), cluster.blocks())
-            });
-            let resident = resident.collect::<Result<_>>()?;
-            Ok((compiled, resident))
-        };
-        let slots = |[m, n]: [usize; 2]| slots(m.min(MOST_ROWS), n);
-        let (any_ranks, has_barriers) = ((&[][..], ""), false);
-        let kernels = ExchangeKernels::new(base, "swapped", any_ranks, slots, load, has_barriers)?;
-        let resident = tilings().map(|(tiling, _)| tiling).zip(kernels.resident.iter().copied());
-        Ok(Self { resident: resident.collect(), kernels, index })
-    }
-
     /// Returns the clusters that are resident on all GPUs, which are the same for all tiles.
     pub(super) fn room(&self) -> ResidentClusters {
         ResidentClusters([1, 2, 4, 8].map(|splits| {
@@ -72,11 +53,27 @@ impl Strategy<AllReduce> for OnceCell<Swapped> {
     }
 
     fn prepare(&self, base: &Base<AllReduce>, plan: Plan) -> Result<()> {
-        prepare_once(self, || Swapped::new(base))?;
-        match plan.tiling().and_then(kernels_of) {
-            Some(_) => Ok(()),
-            None => refuse(format!("no kernel exchanges tiles as those of the plan `{plan}`")),
-        }
+        refuse_if!(
+            plan.tiling().and_then(kernels_of).is_none(),
+            "no kernel exchanges tiles as those of the plan `{plan}`"
+        );
+        let (index, [m, n]) = (usize::from(base.comm.n_ranks() != 2), base.most);
+        let load = || {
+            let set = KERNELS.only(&[kernels::gemm_allreduce_swapped::<shapes::M8N64, 2>::FILE]);
+            let compiled = Kernels::load(base.context(), &set)?;
+            let resident = tilings().map(|(Tiling { cluster, .. }, kernels)| {
+                (kernels.kernels[index].resident)(&compiled, base.context(), cluster.blocks())
+            });
+            let resident = resident.collect::<Result<_>>()?;
+            Ok((compiled, resident))
+        };
+        base.prepare((self, plan), ANY_RANKS, load, |compiled, resident| {
+            let slots = slots(m.min(MOST_ROWS), n);
+            let kernels = ExchangeKernels::new(base, (compiled, resident), slots, false)?;
+            let tilings = tilings().map(|(tiling, _)| tiling);
+            let resident = tilings.zip(kernels.resident.iter().copied()).collect();
+            Ok(Swapped { kernels, resident, index })
+        })
     }
 
     unsafe fn launch(&self, base: &Base<AllReduce>, plan: Plan, operands: &Operands) -> Result<()> {
