@@ -95,9 +95,10 @@ impl<F: Fusion> FusedGemm<F> {
             // Without the plan of two kernels there is no product whose plan matters.
             None => Ok((GemmPlan::Portable, Vec::new())),
         };
-        let products = comm.collective("measure: the products");
-        let ((before, likely), is_same) = is_same(products, own().map(|own| (own.clone(), own.1)))?;
-        let products = if is_same && !likely.is_empty() { likely } else { vec![before] };
+        let own = own().map(|(before, likely)| ((before, likely.clone()), hash(likely)));
+        let ((before, likely), all) = comm.collective("measure: the products").agree(own)?;
+        let are_same = all.iter().all(|hash| *hash == all[0]);
+        let products = if are_same && !likely.is_empty() { likely } else { vec![before] };
         let select = |(plan, product)| {
             self.set_plan(Some(plan))?;
             gemm.map_or(Ok(true), |gemm| gemm.select(extents, product))

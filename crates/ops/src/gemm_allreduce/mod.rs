@@ -17,7 +17,7 @@ use self::wide::Wide;
 pub use self::wire::Wire;
 use crate::GemmPlan;
 use crate::fused::*;
-use crate::gemm::{self, Candidates, ResidentClusters};
+use crate::gemm::{self, Candidates, LIKELY, ResidentClusters};
 use crate::prelude::*;
 
 type Plan = GemmAllReducePlan;
@@ -289,7 +289,7 @@ impl Fusion for AllReduce {
 
     fn to_measure(&self, base: &Base<Self>, extents: Extents, usual: Plan) -> Vec<Plan> {
         let few_rows = self.few_rows(base, extents);
-        let likely: Vec<_> = few_rows.candidates.likely().collect();
+        let likely: Vec<_> = few_rows.candidates.within(LIKELY).collect();
         let is_likely = |plan: Plan| {
             plan.tiling().is_none_or(|tiling| likely.contains(&GemmPlan::Swapped(tiling)))
         };

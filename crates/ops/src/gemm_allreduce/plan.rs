@@ -41,7 +41,7 @@ impl GemmAllReducePlan {
     /// Returns the fused plan with the tiles of a plan of few rows.
     pub(super) fn of_few_rows(plan: GemmPlan) -> Option<Self> {
         let GemmPlan::Swapped(tiling) = plan else { return None };
-        swapped::kernels_of(tiling).map(|_| Self::Swapped(tiling))
+        swapped::kernel_of(tiling, 2).map(|_| Self::Swapped(tiling))
     }
 }
 
