@@ -336,7 +336,10 @@ macro_rules! tile_kernels {
             tile_kernels!(@kernel $shape bf16 $kernel), tile_kernels!(@kernel $shape f16 $kernel)
         ),*];
     };
-    (@kernel $shape:ident $type:ident ($kernel:ident, $maps:ident, $constant:ident $(, $slices:ident)?)) => {{
+    (
+        @kernel $shape:ident $type:ident
+        ($kernel:ident, $maps:ident, $constant:ident $(, $slices:ident)?)
+    ) => {{
         type Tile = swapped::$shape;
         type Kernel = kernels::$kernel<$type, Tile>;
 

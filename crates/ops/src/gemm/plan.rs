@@ -144,8 +144,8 @@ pub(crate) struct Candidates {
     plans: Vec<(f64, GemmPlan)>,
 }
 
-/// The times of plans that are measured, relative to the fastest by the model. The plan that was the
-/// fastest for 569 x 1368 x 14720 was expected to take 1.39 times as long.
+/// The times of plans that are measured, relative to the fastest by the model. The plan that was
+/// the fastest for 569 x 1368 x 14720 was expected to take 1.39 times as long.
 pub(crate) const LIKELY: f64 = 1.5;
 
 /// Bytes in a clock that an all-reduce sends: 330 GB/s.
