@@ -162,7 +162,7 @@ impl Fusion for AllGather {
         Explanation { plan, reason }
     }
 
-    fn to_measure(&self, _: &Base<Self>, _: Extents, _: Plan) -> Vec<Plan> {
+    fn timed(&self, _: &Base<Self>, _: Extents, _: Plan) -> Vec<Plan> {
         let fused = self.overlaps.then_some(Plan::Fused);
         [Plan::Unfused].into_iter().chain(fused).collect()
     }

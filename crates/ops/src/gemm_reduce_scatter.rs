@@ -144,7 +144,7 @@ impl Fusion for ReduceScatter {
         Explanation { plan, reason }
     }
 
-    fn to_measure(&self, _: &Base<Self>, _: Extents, _: Plan) -> Vec<Plan> {
+    fn timed(&self, _: &Base<Self>, _: Extents, _: Plan) -> Vec<Plan> {
         let wide = self.exchanges.then_some(Plan::Wide);
         [Plan::Unfused].into_iter().chain(wide).collect()
     }

@@ -60,7 +60,7 @@ impl<F: Fusion> FusedGemm<F> {
             base.context().refuse_capturing("the plans of a product are measured")?;
             let key = Self::key(operands.extents);
             let expected = self.fusion.choose(base, key).plan;
-            let plans = self.fusion.to_measure(base, key, expected);
+            let plans = self.fusion.timed(base, key, expected);
             Ok(((operands, plans, expected), ()))
         });
         let key = own.as_ref().ok().map(|((operands, ..), ())| Self::key(operands.extents));

@@ -171,8 +171,7 @@ pub trait Fusion: Sized {
     fn choose(&self, base: &Base<Self>, extents: Extents) -> Explanation<Self::Plan>;
 
     /// Returns the plans that [`FusedGemm::measure`] times, of which `usual` is the default.
-    fn to_measure(&self, base: &Base<Self>, extents: Extents, usual: Self::Plan)
-    -> Vec<Self::Plan>;
+    fn timed(&self, base: &Base<Self>, extents: Extents, usual: Self::Plan) -> Vec<Self::Plan>;
 
     /// Refuses a plan that no shape can have on these GPUs.
     fn require(&self, _: &Base<Self>, _: Self::Plan) -> Result<()> {
@@ -258,7 +257,7 @@ impl<F: Fusion> FusedGemm<F> {
             let [m, n, k] = extents.lengths();
             let columns = if F::COLUMNS_DIFFER { k } else { n };
             let is_small = m * columns <= first * second;
-            if is_small && self.fusion.to_measure(base, extents, plan).contains(&plan) {
+            if is_small && self.fusion.timed(base, extents, plan).contains(&plan) {
                 self.prepare(plan)?;
             }
         }

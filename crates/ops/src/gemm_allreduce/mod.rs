@@ -287,7 +287,7 @@ impl Fusion for AllReduce {
         }
     }
 
-    fn to_measure(&self, base: &Base<Self>, extents: Extents, usual: Plan) -> Vec<Plan> {
+    fn timed(&self, base: &Base<Self>, extents: Extents, usual: Plan) -> Vec<Plan> {
         let few_rows = self.few_rows(base, extents);
         let likely: Vec<_> = few_rows.candidates.within(LIKELY).collect();
         let is_likely = |plan: Plan| {
