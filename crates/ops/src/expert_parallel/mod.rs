@@ -175,15 +175,15 @@ impl ExpertParallel {
         };
         let ((shape, teams, compiled), multiprocessors) =
             options.call(comm.collective(NAME)).agree(own())?;
-        // In several LSA teams a block sends to the block with the same index in other ranks.
-        let fewest = multiprocessors.into_iter().min().unwrap_or(0);
-        let divide = || Division::new(options, teams, ranks, fewest);
-        let division = (teams > 1).then(divide).transpose()?;
-
-        let form: Box<dyn Form> = match (division, options.rows) {
-            (None, None) => Box::new(Lsa::new(comm, options, shape)?),
-            (None, Some(_)) => Box::new(Throughput::new(comm, options, shape)?),
-            (Some(division), _) => Box::new(Hybrid::new(comm, options, shape, division)?),
+        let form: Box<dyn Form> = match options.rows {
+            _ if teams > 1 => {
+                // A block sends to the block with the same index in other ranks.
+                let fewest = multiprocessors.into_iter().min().unwrap_or(0);
+                let division = Division::new(options, teams, ranks, fewest)?;
+                Box::new(Hybrid::new(comm, options, shape, division)?)
+            }
+            Some(_) => Box::new(Throughput::new(comm, options, shape)?),
+            None => Box::new(Lsa::new(comm, options, shape)?),
         };
         // No rank sends before the slots of all are empty: the ranks meet at the end of the call.
         Ok(Self {
