@@ -156,7 +156,8 @@ impl<'a> Collective<'a> {
         recv: &impl Buffer<Element = T>,
         op: impl ReduceOperator<T> + 'a,
     ) -> Self {
-        Self::reduce(AllReduce, [send.device_slice(), recv.device_slice()], op)
+        let (send, recv) = (send.device_slice(), recv.device_slice());
+        Self::of(move |by| Ok(Call::reduce(by, AllReduce, [&send, &recv], &op)?.request()))
     }
 
     /// Describes a call of [`Collectives::reduce_scatter`].
@@ -165,15 +166,8 @@ impl<'a> Collective<'a> {
         recv: &impl Buffer<Element = T>,
         op: impl ReduceOperator<T> + 'a,
     ) -> Self {
-        Self::reduce(ReduceScatter, [send.device_slice(), recv.device_slice()], op)
-    }
-
-    fn reduce<T: Element>(
-        kind: CollectiveKind,
-        [send, recv]: [DeviceSlice<T>; 2],
-        op: impl ReduceOperator<T> + 'a,
-    ) -> Self {
-        Self::of(move |by| Ok(Call::reduce(by, kind, [&send, &recv], &op)?.request()))
+        let (send, recv) = (send.device_slice(), recv.device_slice());
+        Self::of(move |by| Ok(Call::reduce(by, ReduceScatter, [&send, &recv], &op)?.request()))
     }
 
     /// Describes a call of [`Collectives::all_gather`].
@@ -181,7 +175,8 @@ impl<'a> Collective<'a> {
         send: &impl Buffer<Element = T>,
         recv: &impl Buffer<Element = T>,
     ) -> Self {
-        Self::exchange(AllGather, Some(send.device_slice()), recv.device_slice(), 0)
+        let (send, recv) = (Some(send.device_slice()), recv.device_slice());
+        Self::of(move |by| Ok(Call::exchange(by, AllGather, send.as_ref(), &recv, 0).request()))
     }
 
     /// Describes a call of [`Collectives::broadcast`].
@@ -189,7 +184,8 @@ impl<'a> Collective<'a> {
     where
         R: Buffer<Element: Element>,
     {
-        Self::exchange(Broadcast, send, recv.device_slice(), root)
+        let recv = recv.device_slice();
+        Self::of(move |by| Ok(Call::exchange(by, Broadcast, send.as_ref(), &recv, root).request()))
     }
 
     /// Describes a call of [`Collectives::all_to_all`].
@@ -197,16 +193,8 @@ impl<'a> Collective<'a> {
         send: &impl Buffer<Element = T>,
         recv: &impl Buffer<Element = T>,
     ) -> Self {
-        Self::exchange(AllToAll, Some(send.device_slice()), recv.device_slice(), 0)
-    }
-
-    fn exchange<T: Element>(
-        kind: CollectiveKind,
-        send: Option<DeviceSlice<T>>,
-        recv: DeviceSlice<T>,
-        root: usize,
-    ) -> Self {
-        Self::of(move |by| Ok(Call::exchange(by, kind, send.as_ref(), &recv, root).request()))
+        let (send, recv) = (Some(send.device_slice()), recv.device_slice());
+        Self::of(move |by| Ok(Call::exchange(by, AllToAll, send.as_ref(), &recv, 0).request()))
     }
 
     fn of(request: impl Fn(&Collectives) -> Result<Request> + 'a) -> Self {
