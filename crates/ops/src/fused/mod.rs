@@ -362,7 +362,9 @@ impl<F: Fusion> FusedGemm<F> {
         F::require_c(&self.base, c, [rows_of_c, n])?;
         let rows = [rows_of_a, n, rows_of_c];
         let matrices = Matrices::checked(self.base.context(), extents, (a, b, c), rows, added)?;
-        Ok(Operands { slices, matrices, extents, has_epilogue: !added.is_nothing() })
+        let Added { bias, activation, residual } = added;
+        let has_epilogue = bias.is_some() || activation.is_some() || residual.is_some();
+        Ok(Operands { slices, matrices, extents, has_epilogue })
     }
 
     /// Returns the extents on which the plan of a shape depends, the same in all ranks.

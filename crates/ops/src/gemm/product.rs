@@ -225,10 +225,6 @@ pub(crate) struct Added<O> {
 impl<O> Added<O> {
     pub(crate) const NOTHING: Self = Self { bias: None, activation: None, residual: None };
 
-    pub(crate) fn is_nothing(&self) -> bool {
-        self.bias.is_none() && self.activation.is_none() && self.residual.is_none()
-    }
-
     /// Returns the argument for a product of `m x n` elements, without scales.
     pub(crate) fn args(&self, context: &Context, [m, n]: [usize; 2]) -> Result<EpilogueArgs> {
         let address = |name, slice: &Option<_>, rows| {

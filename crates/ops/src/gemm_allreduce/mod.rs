@@ -273,10 +273,12 @@ impl Fusion for AllReduce {
 
     fn require(&self, base: &Base<Self>, plan: Plan) -> Result<()> {
         let wire = self.wire();
-        refuse_if!(
-            !wire.is_sent_by(plan),
-            "the plan `{plan}` does not send partial sums in {wire}: set `strips`"
-        );
+        let sends = match plan {
+            Plan::Strips => true,
+            Plan::Wide => wire != Wire::F32,
+            Plan::Swapped(_) | Plan::Unfused => wire == Wire::Bf16,
+        };
+        refuse_if!(!sends, "the plan `{plan}` does not send partial sums in {wire}: set `strips`");
         match plan {
             Plan::Wide | Plan::Swapped(_) if !self.exchanges => refuse(format!(
                 "the plan `{plan}` needs several ranks, all with Hopper GPUs, and there are {}: \
