@@ -18,15 +18,6 @@ pub(crate) fn or_default(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "the default".to_owned(), |value| value.to_string())
 }
 
-/// Returns this rank's `T`, and whether the value that it passes with it is the same in all ranks.
-pub(crate) fn is_same<T>(
-    call: CollectiveCall<'_>,
-    own: Result<(T, impl Hash)>,
-) -> Result<(T, bool)> {
-    let (own, all) = call.agree(own.map(|(own, compared)| (own, hash(compared))))?;
-    Ok((own, all.iter().all(|hash| *hash == all[0])))
-}
-
 /// Returns for each plan whether all ranks can do it. `own` says which plans this rank can do, and
 /// has the same length in all ranks.
 pub(crate) fn all_can(

@@ -76,14 +76,9 @@ impl FusedGemm<AllGather> {
     /// of another context; those of [`Gemm::new`](crate::Gemm::new) and
     /// [`Collectives::new`](crate::Collectives::new).
     pub fn new(comm: &Communicator, stream: &Stream, m: usize, k: usize) -> Result<Self> {
-        Self::create(comm, || {
-            let (base, gathered, can) = Base::of_rows(comm, stream, [m, k])?;
+        Self::create(comm, stream, [m, k], (AllGather::NAME, &[]), |[can, _]| {
             let overlaps = can && comm.n_ranks() > 1;
-            let fusion = AllGather { overlaps, gathered, fused: OnceCell::new() };
-            if overlaps && m >= MANY_ROWS {
-                fusion.prepare(&base, Plan::Fused)?;
-            }
-            Ok(Self { base, fusion })
+            Ok(AllGather { overlaps, gathered: comm.window(m * k)?, fused: OnceCell::new() })
         })
     }
 
@@ -123,6 +118,11 @@ impl Fusion for AllGather {
     const UNFUSED: Plan = Plan::Unfused;
     const COLUMNS_DIFFER: bool = true;
 
+    fn defaults(&self, base: &Base<Self>) -> Vec<Plan> {
+        let fused = (self.overlaps && base.most[0] >= MANY_ROWS).then_some(Plan::Fused);
+        [Plan::Unfused].into_iter().chain(fused).collect()
+    }
+
     fn rows(&self, base: &Base<Self>, extents: Extents) -> Result<[usize; 2]> {
         let [m, _, k] = extents.lengths();
         let rows = rows_of_each(m, base.comm.n_ranks())?;
@@ -138,12 +138,8 @@ impl Fusion for AllGather {
         (plan == Plan::Fused).then_some(self)
     }
 
-    fn launch_unfused(
-        &self,
-        base: &Base<Self>,
-        Unfused { gemm, collectives }: &Unfused,
-        operands: &Operands,
-    ) -> Result<()> {
+    fn launch_unfused(&self, base: &Base<Self>, operands: &Operands) -> Result<()> {
+        let Unfused { gemm, collectives } = prepared(&base.unfused)?;
         let (Operands { extents, .. }, [m, _, k]) = (operands, operands.extents.lengths());
         let gathered = self.gathered.slice(..m * k)?;
         let own = operands.slices[0].slice(..m / base.comm.n_ranks() * k)?;
@@ -166,39 +162,9 @@ impl Fusion for AllGather {
         Explanation { plan, reason }
     }
 
-    fn to_measure(&self, _: &Base<Self>, _: Extents, _: Plan) -> Result<Vec<Plan>> {
+    fn timed(&self, _: &Base<Self>, _: Extents, _: Plan) -> Vec<Plan> {
         let fused = self.overlaps.then_some(Plan::Fused);
-        Ok([Plan::Unfused].into_iter().chain(fused).collect())
-    }
-}
-
-impl Fused {
-    /// Allocates two banks for up to `m x k` elements. *Collective*.
-    fn new(comm: &Communicator, [m, k]: [usize; 2]) -> Result<Self> {
-        /// A bank begins at a multiple of this number of elements.
-        const ALIGNMENT: usize = 128;
-        let own = || {
-            comm.require_single_lsa_team()?;
-            let compiled = Kernels::load(comm.context(), &KERNELS.only(&[FusedKernel::FILE]))?;
-            let clusters = compiled.resident_clusters::<FusedKernel>(CLUSTER, THREADS, SHARED)?;
-            refuse_if!(clusters == 0, "the GPU has no room for a block of the kernel");
-            Ok(((compiled, clusters), ()))
-        };
-        const NAME: &str = "AllGatherGemm: the plan fused";
-        // No kernel sets a flag before those of all ranks are zeroed, as new memory is.
-        comm.together(NAME, || {
-            let call = comm.collective(NAME).option("m", m).option("k", k);
-            let ((compiled, clusters), _) = call.agree(own())?;
-            Ok(Self {
-                compiled,
-                dev_comm: comm.create_dev_comm(DevCommRequirements::new())?,
-                banks: comm.window(2 * (m * k).next_multiple_of(ALIGNMENT))?,
-                // Fewer rows than ranks have no flags, but no window is empty.
-                flags: comm.window(gather_flags(m, comm.n_ranks()).max(1))?,
-                state: comm.mem_alloc(TileExchange::<bf16>::STATE)?,
-                clusters,
-            })
-        })
+        [Plan::Unfused].into_iter().chain(fused).collect()
     }
 }
 
@@ -208,8 +174,28 @@ impl Strategy<Self> for AllGather {
         self.fused.get().is_some() && k.is_multiple_of(8)
     }
 
-    fn prepare(&self, base: &Base<Self>, _: Plan) -> Result<()> {
-        prepare_once(&self.fused, || Fused::new(&base.comm, base.most))
+    fn prepare(&self, base: &Base<Self>, plan: Plan) -> Result<()> {
+        /// A bank begins at a multiple of this number of elements.
+        const ALIGNMENT: usize = 128;
+        let (Base { comm, .. }, [m, k]) = (base, base.most);
+        let load = || {
+            let compiled = Kernels::load(comm.context(), &KERNELS.only(&[FusedKernel::FILE]))?;
+            let clusters = compiled.resident_clusters::<FusedKernel>(CLUSTER, THREADS, SHARED)?;
+            refuse_if!(clusters == 0, "the GPU has no room for a block of the kernel");
+            Ok(((compiled, clusters), Vec::new()))
+        };
+        // No kernel sets a flag before those of all ranks are zeroed, as new memory is.
+        base.prepare((&self.fused, plan), ANY_RANKS, load, |(compiled, clusters), _| {
+            Ok(Fused {
+                compiled,
+                dev_comm: comm.create_dev_comm(DevCommRequirements::new())?,
+                banks: comm.window(2 * (m * k).next_multiple_of(ALIGNMENT))?,
+                // Fewer rows than ranks have no flags, but no window is empty.
+                flags: comm.window(gather_flags(m, comm.n_ranks()).max(1))?,
+                state: comm.mem_alloc(TileExchange::<bf16>::STATE)?,
+                clusters,
+            })
+        })
     }
 
     unsafe fn launch(&self, base: &Base<Self>, _: Plan, operands: &Operands) -> Result<()> {

@@ -76,18 +76,13 @@ impl<P: Copy + FromStr + Display> Decisions<P> {
     }
 
     /// Returns the plans that were chosen for a shape, and why, in their order.
-    fn chosen(&self, extents: Extents) -> impl Iterator<Item = Explanation<P>> {
+    pub(crate) fn chosen(&self, extents: Extents) -> impl Iterator<Item = Explanation<P>> {
         let chosen = [
             (self.set.get(), "as it was set"),
             (self.measured.borrow().get(&extents).copied(), "as it was measured"),
             (self.tuned.plan(extents), "as this machine measured"),
         ];
         chosen.into_iter().filter_map(|(plan, reason)| Some(Explanation { plan: plan?, reason }))
-    }
-
-    /// Returns whether a plan was set or measured for a shape.
-    pub(crate) fn has_choice(&self, extents: Extents) -> bool {
-        self.chosen(extents).next().is_some()
     }
 
     /// Sets a plan for all shapes, or none, and forgets all decisions. These depend on which plans

@@ -14,11 +14,10 @@ pub use self::element::{GemmElement, GemmOutput, HalfElement, ScaledElement};
 pub use self::grouped::{GroupedGemm, RowGroups};
 use self::launches::Prepared;
 pub(crate) use self::launches::{
-    Matrices, TileKernel, TileKernels, division_args, map, resident, swapped_maps, wide_grid,
-    wide_maps, wide_pairs,
+    Matrices, TileKernel, division_args, map, swapped_maps, wide_grid, wide_maps, wide_pairs,
 };
 pub(crate) use self::model::ResidentClusters;
-pub(crate) use self::plan::{Candidates, clusters, measured};
+pub(crate) use self::plan::{Candidates, LIKELY, clusters, measured};
 pub use self::plan::{GemmPlan, Tiling};
 pub(crate) use self::product::Added;
 pub use self::product::{Activation, Product};
@@ -225,28 +224,19 @@ impl Gemm {
         chosen.inspect(|plan| self.tuned.lock().save(extents, *plan))
     }
 
-    /// Returns those of the plans, each once, for which the GPU has room.
+    /// Returns those of the plans for which the GPU has room.
     fn possible(&self, plans: Vec<GemmPlan>, extents: Extents) -> Result<Vec<GemmPlan>> {
-        let mut possible = Vec::new();
-        for plan in plans {
-            let is_new = !possible.contains(&plan);
-            if is_new && self.prepare_plan::<bf16, bf16>(plan, extents)?.is_some() {
-                possible.push(plan);
-            }
-        }
-        Ok(possible)
+        let can = |plan| Ok(self.prepare_plan::<bf16, bf16>(plan, extents)?.map(|_| plan));
+        plans.into_iter().filter_map(|plan| can(plan).transpose()).collect()
     }
 
     /// Returns the plans that may be the fastest, the expected one first.
     pub(crate) fn likely(&self, extents: Extents) -> Result<Vec<GemmPlan>> {
         let [.., k] = extents.array();
-        let Some(name) = self.hopper.as_deref().filter(|_| k.is_multiple_of(8)) else {
-            return Ok(vec![GemmPlan::Portable]);
-        };
-        let measured = measured(name, extents);
-        let candidates = self.candidates(extents)?;
-        let others = candidates.likely().filter(|plan| Some(*plan) != measured);
-        Ok(measured.into_iter().chain(others).collect())
+        match self.hopper.as_deref().filter(|_| k.is_multiple_of(8)) {
+            Some(name) => self.modelled(extents, measured(name, extents), LIKELY),
+            None => Ok(vec![GemmPlan::Portable]),
+        }
     }
 
     /// Computes products of bf16 of this shape by a plan from now on, and returns whether the GPU
@@ -300,14 +290,21 @@ impl Gemm {
             return Ok(Vec::new());
         };
         let tuned = || self.tuned.lock().plan(extents);
-        let measured = measured(name, extents).or_else(tuned).into_iter();
-        Ok(measured.chain(self.candidates(extents)?.plans()).collect())
+        self.modelled(extents, measured(name, extents).or_else(tuned), f64::INFINITY)
     }
 
-    /// Returns the plans of the model, on a GPU of the Hopper family.
-    fn candidates(&self, extents: Extents) -> Result<Candidates> {
+    /// Returns a plan, if there is one, and those of the model for a Hopper GPU that take at most
+    /// this many times as long as its fastest.
+    fn modelled(
+        &self,
+        extents: Extents,
+        first: Option<GemmPlan>,
+        times: f64,
+    ) -> Result<Vec<GemmPlan>> {
         let room = launches::room(&self.compiled, self.stream.context())?;
-        Ok(Candidates::new(extents, room))
+        let candidates = Candidates::new(extents, room);
+        let others = candidates.within(times).filter(|plan| Some(*plan) != first);
+        Ok(first.into_iter().chain(others).collect())
     }
 
     /// Enqueues one product of `[m, n, k]`, as [`Product::launch`] does, with nothing added.

@@ -65,14 +65,9 @@ impl FusedGemm<ReduceScatter> {
     /// stream of another context; those of [`Gemm::new`](crate::Gemm::new) and
     /// [`Collectives::new`](crate::Collectives::new).
     pub fn new(comm: &Communicator, stream: &Stream, m: usize, n: usize) -> Result<Self> {
-        Self::create(comm, || {
-            let (base, product, can) = Base::of_rows(comm, stream, [m, n])?;
+        Self::create(comm, stream, [m, n], (ReduceScatter::NAME, &[]), |[can, _]| {
             let exchanges = can && RANKS.0.contains(&comm.n_ranks());
-            let fusion = ReduceScatter { exchanges, product, wide: OnceCell::new() };
-            if exchanges && fills(&base, [m, n]) {
-                fusion.prepare(&base, Plan::Wide)?;
-            }
-            Ok(Self { base, fusion })
+            Ok(ReduceScatter { exchanges, product: comm.window(m * n)?, wide: OnceCell::new() })
         })
     }
 }
@@ -102,6 +97,11 @@ impl Fusion for ReduceScatter {
     const MOST: [&'static str; 2] = ["m", "n"];
     const UNFUSED: Plan = Plan::Unfused;
 
+    fn defaults(&self, base: &Base<Self>) -> Vec<Plan> {
+        let wide = (self.exchanges && fills(base, base.most)).then_some(Plan::Wide);
+        [Plan::Unfused].into_iter().chain(wide).collect()
+    }
+
     fn rows(&self, base: &Base<Self>, extents: Extents) -> Result<[usize; 2]> {
         let [m, n, _] = extents.lengths();
         let rows = rows_of_each(m, base.comm.n_ranks())?;
@@ -117,12 +117,8 @@ impl Fusion for ReduceScatter {
         (plan == Plan::Wide).then_some(self)
     }
 
-    fn launch_unfused(
-        &self,
-        base: &Base<Self>,
-        Unfused { gemm, collectives }: &Unfused,
-        operands: &Operands,
-    ) -> Result<()> {
+    fn launch_unfused(&self, base: &Base<Self>, operands: &Operands) -> Result<()> {
+        let Unfused { gemm, collectives } = prepared(&base.unfused)?;
         let [m, n, _] = operands.extents.lengths();
         let product = self.product.slice(..m * n)?;
         let matrices = Matrices { c: product.device_address(), ..operands.matrices };
@@ -148,9 +144,9 @@ impl Fusion for ReduceScatter {
         Explanation { plan, reason }
     }
 
-    fn to_measure(&self, _: &Base<Self>, _: Extents, _: Plan) -> Result<Vec<Plan>> {
+    fn timed(&self, _: &Base<Self>, _: Extents, _: Plan) -> Vec<Plan> {
         let wide = self.exchanges.then_some(Plan::Wide);
-        Ok([Plan::Unfused].into_iter().chain(wide).collect())
+        [Plan::Unfused].into_iter().chain(wide).collect()
     }
 }
 
@@ -164,21 +160,17 @@ impl Strategy<Self> for ReduceScatter {
         self.wide.get().is_some() && is_aligned && fits
     }
 
-    fn prepare(&self, base: &Base<Self>, _: Plan) -> Result<()> {
+    fn prepare(&self, base: &Base<Self>, plan: Plan) -> Result<()> {
         let ranks = base.comm.n_ranks();
         let load = || {
             let compiled = Kernels::load(base.context(), &KERNELS.only(&[Wide2::FILE]))?;
-            let blocks = match ranks {
-                2 => compiled.resident_blocks::<Wide2>(THREADS, SHARED)?,
-                4 => compiled.resident_blocks::<Wide4>(THREADS, SHARED)?,
-                _ => compiled.resident_blocks::<Wide8>(THREADS, SHARED)?,
-            };
+            let blocks = with_type!(ranks, Wide => {
+                compiled.resident_blocks::<Wide>(THREADS, SHARED)?
+            }; { 2 => Wide2, 4 => Wide4, _ => Wide8 });
             Ok((compiled, vec![[blocks, 0]]))
         };
-        let slots = |size| slots(base, size);
-        let has_barriers = false;
-        prepare_once(&self.wide, || {
-            ExchangeKernels::new(base, "wide", RANKS, slots, load, has_barriers)
+        base.prepare((&self.wide, plan), RANKS, load, |compiled, resident| {
+            ExchangeKernels::new(base, (compiled, resident), slots(base, base.most), false)
         })
     }
 
@@ -197,13 +189,9 @@ impl Strategy<Self> for ReduceScatter {
         let args = (dev_comm, a, b, map, product, c, memory, m, n, k);
         // SAFETY: the caller passes matrices that outlive the product, and orders the launches,
         // which use the memory that `prepare` allocates for these kernels.
-        unsafe {
-            match ranks {
-                2 => Wide2::launch(args, config, &target),
-                4 => Wide4::launch(args, config, &target),
-                _ => Wide8::launch(args, config, &target),
-            }
-        }
+        with_type!(ranks, Wide => unsafe { Wide::launch(args, config, &target) }; {
+            2 => Wide2, 4 => Wide4, _ => Wide8
+        })
     }
 }
 

@@ -37,19 +37,25 @@ pub struct ParseNameError {
 /// A field of a plan's text: a number above 0, or two such numbers with an `x` between them.
 pub(crate) type Field = (u32, Option<u32>);
 
-/// The grammar of plans: a name, and fields after colons, such as `swapped:16x64:2`. A macro,
-/// [`plan_text`], implements `Display` and `FromStr` by it.
-pub(crate) trait PlanText: Sized {
+/// The grammar of plans: a name, and fields after colons, such as `swapped:16x64:2`. The macro
+/// [`plan_text`] implements `Display` and `FromStr` by it.
+pub(crate) trait PlanText: Copy + PartialEq + 'static {
     /// What it is, for errors.
     const NOUN: &'static str = "plan";
     /// The forms of the text, for errors.
     const FORMS: &'static str;
+    /// The plans without fields.
+    const NAMES: &'static [(&'static str, Self)];
 
     /// Returns the plan of this name with these fields, if there is one.
-    fn from_fields(name: &str, fields: &[Field]) -> Option<Self>;
+    fn from_fields(_: &str, _: &[Field]) -> Option<Self> {
+        None
+    }
 
-    /// Returns the plan's name and fields.
-    fn fields(&self) -> (&'static str, Vec<Field>);
+    /// Returns the name and the fields of a plan that is not one of [`NAMES`](Self::NAMES).
+    fn fields(self) -> (&'static str, Vec<Field>) {
+        Default::default()
+    }
 }
 
 /// Parses the text of a plan.
@@ -59,16 +65,18 @@ pub(crate) fn parse<P: PlanText>(text: &str) -> Result<P, ParseNameError> {
         Some((first, second)) => Some((number(first)?, Some(number(second)?))),
         None => Some((number(text)?, None)),
     };
-    let mut words = text.split(':');
-    let name = words.next().unwrap_or_default();
-    let fields: Option<Vec<_>> = words.map(field).collect();
-    let plan = fields.and_then(|fields| P::from_fields(name, &fields));
+    let with_fields = |(name, fields): (_, &str)| {
+        P::from_fields(name, &fields.split(':').map(field).collect::<Option<Vec<_>>>()?)
+    };
+    let named = P::NAMES.iter().find(|(name, _)| *name == text).map(|(_, plan)| *plan);
+    let plan = named.or_else(|| text.split_once(':').and_then(with_fields));
     plan.ok_or_else(|| ParseNameError { text: text.to_owned(), noun: P::NOUN, forms: P::FORMS })
 }
 
 /// Writes the text of a plan.
-pub(crate) fn display(plan: &impl PlanText, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let (name, fields) = plan.fields();
+pub(crate) fn display<P: PlanText>(plan: P, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let named = P::NAMES.iter().find(|(_, named)| *named == plan);
+    let (name, fields) = named.map_or_else(|| plan.fields(), |(name, _)| (*name, Vec::new()));
     f.write_str(name)?;
     fields.iter().try_for_each(|(first, second)| match second {
         Some(second) => write!(f, ":{first}x{second}"),
@@ -81,7 +89,7 @@ macro_rules! plan_text {
     ($plan:ident) => {
         impl ::std::fmt::Display for $plan {
             fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
-                $crate::plan::display(self, f)
+                $crate::plan::display(*self, f)
             }
         }
 
@@ -103,20 +111,7 @@ macro_rules! names {
         impl $crate::plan::PlanText for $type {
             const NOUN: &'static str = $noun;
             const FORMS: &'static str = $forms;
-
-            fn from_fields(name: &str, fields: &[$crate::plan::Field]) -> Option<Self> {
-                match (name, fields) {
-                    $(($name, []) => Some(Self::$variant),)*
-                    _ => None,
-                }
-            }
-
-            fn fields(&self) -> (&'static str, Vec<$crate::plan::Field>) {
-                let name = match self {
-                    $(Self::$variant => $name,)*
-                };
-                (name, Vec::new())
-            }
+            const NAMES: &'static [(&'static str, Self)] = &[$(($name, Self::$variant)),*];
         }
 
         $crate::plan::plan_text!($type);

@@ -11,7 +11,7 @@ pub(crate) use devcomm_kernels as kernels;
 pub(crate) use devcomm_types::{Element, F8E4M3, F8E5M2, IntoArg, Kernel};
 pub(crate) use half::{bf16, f16};
 
-pub(crate) use crate::agree::{hash, is_same, is_single_lsa_team, or_default};
+pub(crate) use crate::agree::{hash, is_single_lsa_team, or_default};
 pub(crate) use crate::check::{
     address, aligned, check_len, refuse, refuse_if, require_context, rows_of_each, window,
 };

@@ -51,15 +51,19 @@ impl<P: Copy + FromStr + Display> Tuned<P> {
         Self { file, plans: RefCell::new(plans) }
     }
 
-    /// Returns the plans that all ranks have: none, if their files differ. Also returns the least
-    /// of the ranks' numbers. *Collective*.
-    pub(crate) fn agreed(self, call: CollectiveCall<'_>, number: u32) -> Result<(Self, u32)> {
-        let own = [hash(text(&self.plans.borrow())), number.into()];
-        let (own, all) = call.agree(Ok((self, own)))?;
-        if all.iter().any(|[plans, _]| *plans != all[0][0]) {
-            own.plans.borrow_mut().clear();
+    /// Returns a hash of the plans.
+    pub(crate) fn hash(&self) -> u64 {
+        hash(text(&self.plans.borrow()))
+    }
+
+    /// Returns the plans that all ranks have, given all ranks' [`hash`](Self::hash): none, if these
+    /// differ.
+    pub(crate) fn agreed(self, mut all: impl Iterator<Item = u64>) -> Self {
+        let own = self.hash();
+        if !all.all(|hash| hash == own) {
+            self.plans.borrow_mut().clear();
         }
-        Ok((own, all.iter().fold(number, |least, [_, other]| least.min(*other as u32))))
+        self
     }
 
     /// Returns all plans with their shapes.

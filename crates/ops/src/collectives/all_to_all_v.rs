@@ -4,8 +4,8 @@
 use devcomm_host::group;
 use devcomm_kernels::collectives::{exchange, lamport_exchange_v, room};
 
-use super::plan::{SHORT, TO_WINDOW, threads};
-use super::{Algorithm, CollectivePlan, Collectives, NOT_IN_WINDOW, Workspace};
+use super::{Algorithm, CollectivePlan, Collectives, NOT_IN_WINDOW, Request, Workspace};
+use crate::CollectiveKind::AllToAll;
 use crate::prelude::*;
 
 /// The part of a buffer that belongs to each rank, in elements.
@@ -67,7 +67,8 @@ impl Collectives {
             self.compare_counts::<T>([sent, received], None, usize::MAX)?;
             return self.send_by_nccl(send, recv, stream, |_, _| true);
         };
-        let (longest, used, plan) = self.short_messages(workspace, &sides);
+        let (longest, request) = self.short_messages(workspace, &sides);
+        let (used, plan) = (request.slots.unwrap_or(0), request.model().plan);
         let is_long = |bytes: usize| bytes > longest;
         let window = Window::<u8>::containing(&recv.slice);
         let number = window.as_ref().map(|(window, _)| window.number());
@@ -134,18 +135,16 @@ impl Collectives {
     /// Returns how the long messages are sent, or the short ones if this rank sends and receives no
     /// long ones, and why.
     pub(super) fn explain_exchange_v<T: Element>(&self, sides: &[Side<'_, T>; 2]) -> Explanation {
-        let how = |plan, reason| Explanation { plan, reason };
         let Some(workspace) = &self.workspace else {
-            return how(CollectivePlan::NCCL, self.unreached());
+            return Request::by_nccl(AllToAll, self.unreached()).model();
         };
-        let (longest, _, plan) = self.short_messages(workspace, sides);
-        match (self.has_long(sides, longest), Window::<u8>::containing(&sides[1].slice)) {
-            (false, _) => how(plan, SHORT),
-            (true, None) => how(CollectivePlan::NCCL, NOT_IN_WINDOW),
-            (true, Some(_)) => {
-                how(workspace.plan(Algorithm::Push, room::PUSH_EXCHANGE_V), TO_WINDOW)
-            }
+        let (longest, short) = self.short_messages(workspace, sides);
+        if !self.has_long(sides, longest) {
+            return short.model();
         }
+        let has_window = Window::<u8>::containing(&sides[1].slice).is_some();
+        let push = has_window.then(|| workspace.plan(Algorithm::Push, room::PUSH_EXCHANGE_V));
+        Request { push, ..Request::by_nccl(AllToAll, NOT_IN_WINDOW) }.model()
     }
 
     /// Returns whether a message of this rank to another, or to it from another, is long.
@@ -155,23 +154,25 @@ impl Collectives {
         sides.iter().any(|side| side.sizes().enumerate().any(is_long))
     }
 
-    /// Returns the most bytes of a message that is sent in one step, the slots that the longest of
-    /// this rank's messages of at most so many bytes needs, and the plan. Ranks know the lengths of
+    /// Returns the most bytes of a message that is sent in one step, and the request of such
+    /// messages: with the slots that the longest of this rank's needs. Ranks know the lengths of
     /// their own messages only, so these slots and the grid may differ between ranks.
     fn short_messages<T: Element>(
         &self,
         workspace: &Workspace,
         sides: &[Side<'_, T>; 2],
-    ) -> (usize, u32, CollectivePlan) {
+    ) -> (usize, Request) {
         let longest =
             lamport_exchange_v::longest(workspace.options.slots(self.communicator.n_ranks()));
         let sizes = sides.iter().flat_map(Side::sizes).filter(|bytes| *bytes <= longest);
-        let used = lamport_exchange_v::slots(sizes.max().unwrap_or(0)) as u32;
-        let threads = threads(used).min(workspace.threads(room::LAMPORT_EXCHANGE_V));
-        // At most a block for each multiprocessor, for which there is room: all run together.
-        let blocks = used.div_ceil(threads).min(self.multiprocessors());
-        let plan = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
-        (longest, used, plan)
+        let request = Request {
+            slots: Some(lamport_exchange_v::slots(sizes.max().unwrap_or(0)) as u32),
+            // At most a block for each multiprocessor, for which there is room: all run together.
+            most_blocks: self.smallest.multiprocessors,
+            most_threads: workspace.threads(room::LAMPORT_EXCHANGE_V),
+            ..Request::by_nccl(AllToAll, NOT_IN_WINDOW)
+        };
+        (longest, request)
     }
 
     /// Fails, in a checked world, on all ranks unless the counts match, and messages of more than

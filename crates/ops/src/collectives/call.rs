@@ -4,12 +4,13 @@ use devcomm_host::ReduceOperator;
 
 use super::plan::Request;
 use super::reduce::KernelReduction;
-use super::{CollectivePlan, Collectives, INVALID, Parts, Workspace};
+use super::{Algorithm, CollectivePlan, Collectives, INVALID, Parts, Workspace};
 use crate::CollectiveKind::{self, AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter};
 use crate::prelude::*;
 
 /// A collective with its buffers, of elements `T`.
 pub(super) struct Call<'a, T> {
+    pub(super) by: &'a Collectives,
     pub(super) kind: CollectiveKind,
     /// The buffer to send, if this rank sends.
     pub(super) send: Option<&'a DeviceSlice<T>>,
@@ -23,27 +24,27 @@ pub(super) struct Call<'a, T> {
 impl<'a, T: Element> Call<'a, T> {
     /// Returns a call that moves elements. Only the root of a broadcast sends.
     pub(super) fn exchange(
-        collectives: &Collectives,
+        by: &'a Collectives,
         kind: CollectiveKind,
         send: Option<&'a DeviceSlice<T>>,
         recv: &'a DeviceSlice<T>,
         root: usize,
     ) -> Self {
-        let is_sender = kind != Broadcast || collectives.communicator.rank() == root;
-        Self { kind, send: send.filter(|_| is_sender), recv, root, reduction: None }
+        let is_sender = kind != Broadcast || by.communicator.rank() == root;
+        Self { by, kind, send: send.filter(|_| is_sender), recv, root, reduction: None }
     }
 
     /// Returns a call that reduces elements.
     pub(super) fn reduce(
-        Collectives { communicator, .. }: &Collectives,
+        by: &'a Collectives,
         kind: CollectiveKind,
         [send, recv]: [&'a DeviceSlice<T>; 2],
         op: &impl ReduceOperator<T>,
     ) -> Result<Self> {
-        let (operator, scale) = op.parts(communicator)?;
-        let by_kernel = KernelReduction::new(operator, scale, communicator.n_ranks());
+        let (operator, scale) = op.parts(&by.communicator)?;
+        let by_kernel = KernelReduction::new(operator, scale, by.communicator.n_ranks());
         let reduction = Some((operator, by_kernel));
-        Ok(Self { kind, send: Some(send), recv, root: 0, reduction })
+        Ok(Self { by, kind, send: Some(send), recv, root: 0, reduction })
     }
 
     /// Returns whether the message is not empty, lengths match, and buffers overlap only in place.
@@ -66,34 +67,33 @@ impl<'a, T: Element> Call<'a, T> {
     }
 
     /// Returns what is asked for. An invalid call is for NCCL, whose function reports the error.
-    pub(super) fn request(&self, collectives: &Collectives) -> Request {
-        let comm = &collectives.communicator;
-        let Some(workspace) = &collectives.workspace else {
-            return Request::by_nccl(self.kind, collectives.unreached());
+    pub(super) fn request(&self) -> Request {
+        let comm = &self.by.communicator;
+        let Some(workspace) = &self.by.workspace else {
+            return Request::by_nccl(self.kind, self.by.unreached());
         };
         if !self.is_valid(comm.rank(), comm.n_ranks()) {
             return Request::by_nccl(self.kind, INVALID);
         }
         match self.reduction {
-            Some((_, by_kernel)) => self.request_reduction(collectives, workspace, by_kernel),
-            None => self.request_exchange(collectives, workspace),
+            Some((_, by_kernel)) => self.request_reduction(workspace, by_kernel),
+            None => self.request_exchange(workspace),
         }
     }
 
-    /// Returns the request of a message of `bytes` that is sent in one step if its `slots` are not
-    /// too many. A multiprocessor has room for `room` threads of the kernel.
+    /// Returns the request of a message that is sent in one step if its slots are not too many. A
+    /// multiprocessor has room for `room` threads of the kernel.
     pub(super) fn in_one_step(
         &self,
-        collectives: &Collectives,
         workspace: &Workspace,
         (bytes, slots): (usize, usize),
         room: u32,
     ) -> Request {
-        let is_short = slots <= workspace.options.slots(collectives.communicator.n_ranks());
+        let is_short = slots <= workspace.options.slots(self.by.communicator.n_ranks());
         Request {
             bytes,
             slots: is_short.then_some(slots as u32),
-            most_blocks: collectives.multiprocessors(),
+            most_blocks: self.by.smallest.multiprocessors,
             most_threads: workspace.threads(room),
             ..Request::by_nccl(self.kind, super::NOT_IN_WINDOW)
         }
@@ -110,28 +110,22 @@ impl<'a, T: Element> Call<'a, T> {
         let operator = self.reduction.map_or(String::new(), |(op, _)| format!(", {op:?}"));
         format!("{name} {} {}{operator}", self.recv.len(), T::NAME)
     }
-}
 
-impl Collectives {
-    /// Enqueues a collective: by a kernel, once its buffers are checked and, in a checked world,
+    /// Enqueues the collective: by a kernel, once its buffers are checked and, in a checked world,
     /// its terms compared, or by NCCL.
-    pub(super) fn run<T: Element>(
-        &self,
-        call: &Call<'_, T>,
-        stream: &Stream,
-        by_nccl: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
-        let plan = self.decide(&call.request(self)).plan;
-        let Some(workspace) = self.memory_of(plan) else { return by_nccl() };
-        self.require_own(call.send, call.recv, stream)?;
-        self.compare(plan, || call.terms())?;
-        let _turn = self.order.begin(stream)?;
+    pub(super) fn run(&self, stream: &Stream, nccl: impl FnOnce() -> Result<()>) -> Result<()> {
+        let plan = self.by.decide(&self.request()).plan;
+        let workspace = self.by.workspace.as_ref().filter(|_| plan.algorithm != Algorithm::Nccl);
+        let Some(workspace) = workspace else { return nccl() };
+        self.by.require_own(self.send, self.recv, stream)?;
+        self.by.compare(plan, || self.terms())?;
+        let _turn = self.by.order.begin(stream)?;
         // SAFETY: `request` has checked the buffers and chosen the plan for them; dropping a buffer
         // waits for the stream. `_turn` orders the launches that use the workspace.
         unsafe {
-            match call.reduction {
-                Some((_, by)) => call.launch_reduction(self, workspace, by, plan, stream),
-                None => call.launch_exchange(self, workspace, plan, stream),
+            match self.reduction {
+                Some((_, by)) => self.launch_reduction(workspace, by, plan, stream),
+                None => self.launch_exchange(workspace, plan, stream),
             }
         }
     }
@@ -162,7 +156,8 @@ impl<'a> Collective<'a> {
         recv: &impl Buffer<Element = T>,
         op: impl ReduceOperator<T> + 'a,
     ) -> Self {
-        Self::reduce(AllReduce, [send.device_slice(), recv.device_slice()], op)
+        let (send, recv) = (send.device_slice(), recv.device_slice());
+        Self::of(move |by| Ok(Call::reduce(by, AllReduce, [&send, &recv], &op)?.request()))
     }
 
     /// Describes a call of [`Collectives::reduce_scatter`].
@@ -171,18 +166,8 @@ impl<'a> Collective<'a> {
         recv: &impl Buffer<Element = T>,
         op: impl ReduceOperator<T> + 'a,
     ) -> Self {
-        Self::reduce(ReduceScatter, [send.device_slice(), recv.device_slice()], op)
-    }
-
-    fn reduce<T: Element>(
-        kind: CollectiveKind,
-        [send, recv]: [DeviceSlice<T>; 2],
-        op: impl ReduceOperator<T> + 'a,
-    ) -> Self {
-        Self(Box::new(move |collectives| {
-            let call = Call::reduce(collectives, kind, [&send, &recv], &op)?;
-            Ok(collectives.choose(&call.request(collectives)))
-        }))
+        let (send, recv) = (send.device_slice(), recv.device_slice());
+        Self::of(move |by| Ok(Call::reduce(by, ReduceScatter, [&send, &recv], &op)?.request()))
     }
 
     /// Describes a call of [`Collectives::all_gather`].
@@ -190,7 +175,8 @@ impl<'a> Collective<'a> {
         send: &impl Buffer<Element = T>,
         recv: &impl Buffer<Element = T>,
     ) -> Self {
-        Self::exchange(AllGather, Some(send.device_slice()), recv.device_slice(), 0)
+        let (send, recv) = (Some(send.device_slice()), recv.device_slice());
+        Self::of(move |by| Ok(Call::exchange(by, AllGather, send.as_ref(), &recv, 0).request()))
     }
 
     /// Describes a call of [`Collectives::broadcast`].
@@ -198,7 +184,8 @@ impl<'a> Collective<'a> {
     where
         R: Buffer<Element: Element>,
     {
-        Self::exchange(Broadcast, send, recv.device_slice(), root)
+        let recv = recv.device_slice();
+        Self::of(move |by| Ok(Call::exchange(by, Broadcast, send.as_ref(), &recv, root).request()))
     }
 
     /// Describes a call of [`Collectives::all_to_all`].
@@ -206,18 +193,14 @@ impl<'a> Collective<'a> {
         send: &impl Buffer<Element = T>,
         recv: &impl Buffer<Element = T>,
     ) -> Self {
-        Self::exchange(AllToAll, Some(send.device_slice()), recv.device_slice(), 0)
+        let (send, recv) = (Some(send.device_slice()), recv.device_slice());
+        Self::of(move |by| Ok(Call::exchange(by, AllToAll, send.as_ref(), &recv, 0).request()))
     }
 
-    fn exchange<T: Element>(
-        kind: CollectiveKind,
-        send: Option<DeviceSlice<T>>,
-        recv: DeviceSlice<T>,
-        root: usize,
-    ) -> Self {
-        Self(Box::new(move |collectives| {
-            let call = Call::exchange(collectives, kind, send.as_ref(), &recv, root);
-            Ok(collectives.choose(&call.request(collectives)))
+    fn of(request: impl Fn(&Collectives) -> Result<Request> + 'a) -> Self {
+        Self(Box::new(move |by| {
+            let request = request(by)?;
+            Ok((by.decide(&request), request.candidates(by.table.find(&request))))
         }))
     }
 
@@ -243,10 +226,10 @@ impl<'a> Collective<'a> {
         weight: &impl Buffer<Element = T>,
         output: &impl Buffer<Element = T>,
     ) -> Self {
-        let buffers = [input.device_slice(), residual.device_slice(), weight.device_slice()];
-        let output = output.device_slice();
+        let [input, residual] = [input.device_slice(), residual.device_slice()];
+        let buffers = [input, residual, weight.device_slice(), output.device_slice()];
         Self(Box::new(move |collectives| {
-            let how = collectives.explain_rmsnorm(&buffers, &output)?;
+            let how = collectives.explain_rmsnorm(&buffers)?;
             Ok((how, vec![how.plan]))
         }))
     }

@@ -19,7 +19,7 @@ impl Collectives {
     {
         let (from, to) = (&send.device_slice(), &recv.device_slice());
         let call = Call::exchange(self, AllGather, Some(from), to, 0);
-        self.run(&call, stream, || self.communicator.all_gather(send, recv, stream))
+        call.run(stream, || self.communicator.all_gather(send, recv, stream))
     }
 
     /// Stores `root`'s `send` to every rank's `recv`; both have the same length. The other ranks'
@@ -35,7 +35,7 @@ impl Collectives {
         let to = &recv.device_slice();
         let call = Call::exchange(self, Broadcast, send.as_ref(), to, root);
         let send = || call.send.cloned();
-        self.run(&call, stream, || self.communicator.broadcast(send(), recv, root, stream))
+        call.run(stream, || self.communicator.broadcast(send(), recv, root, stream))
     }
 
     /// Stores chunk `r` of rank `i`'s `send` to chunk `i` of rank `r`'s `recv`; both have the same
@@ -48,7 +48,7 @@ impl Collectives {
     {
         let (from, to) = (&send.device_slice(), &recv.device_slice());
         let call = Call::exchange(self, AllToAll, Some(from), to, 0);
-        self.run(&call, stream, || self.communicator.all_to_all(send, recv, stream))
+        call.run(stream, || self.communicator.all_to_all(send, recv, stream))
     }
 }
 
@@ -65,12 +65,8 @@ impl<T: Element> Call<'_, T> {
     }
 
     /// Returns the request of a call that moves elements.
-    pub(super) fn request_exchange(
-        &self,
-        collectives: &Collectives,
-        workspace: &Workspace,
-    ) -> Request {
-        let ranks = collectives.communicator.n_ranks();
+    pub(super) fn request_exchange(&self, workspace: &Workspace) -> Request {
+        let ranks = self.by.communicator.n_ranks();
         let (bytes, is_broadcast) = (self.messages(ranks).bytes, self.kind == Broadcast);
         // Whether all messages begin at multiples of 16 bytes. A broadcast's message need not: only
         // the root knows where it begins, and copies it.
@@ -86,7 +82,7 @@ impl<T: Element> Call<'_, T> {
         Request {
             nccl,
             push: pushes.then(|| workspace.plan(Algorithm::Push, room::PUSH_EXCHANGE)),
-            ..self.in_one_step(collectives, workspace, message, room::LAMPORT_EXCHANGE)
+            ..self.in_one_step(workspace, message, room::LAMPORT_EXCHANGE)
         }
     }
 
@@ -98,14 +94,13 @@ impl<T: Element> Call<'_, T> {
     /// kernel has ended. Launches of the workspace's kernels are ordered.
     pub(super) unsafe fn launch_exchange(
         &self,
-        collectives: &Collectives,
         Workspace { dev_comm, memory, options, .. }: &Workspace,
         plan: CollectivePlan,
         stream: &Stream,
     ) -> Result<()> {
-        let messages = self.messages(collectives.communicator.n_ranks());
+        let messages = self.messages(self.by.communicator.n_ranks());
         let mut input = self.send.map_or(0, DeviceSlice::device_address);
-        let (target, config) = (collectives.compiled.on(stream), options.config(plan));
+        let (target, config) = (self.by.compiled.on(stream), options.config(plan));
         if plan.algorithm == Algorithm::Lamport {
             let output = self.recv.device_address();
             let args = (dev_comm, memory, input, output, messages);

@@ -136,23 +136,28 @@ impl CollectivesOptions {
 
     /// Creates the collectives, as [`Collectives::new`] does.
     pub fn build(self, comm: &Communicator) -> Result<Collectives> {
-        let order = || StreamOrder::concurrent(comm.context(), self.concurrent).map(Arc::new);
-        let built = self.build_in(comm, order)?;
+        let built = self.build_in(comm, None)?;
         comm.name(&built.order, "Collectives");
         Ok(built)
     }
 
-    /// Creates the collectives of an object with this order. *Collective*.
+    /// Creates the collectives, or with an order those of the object that has it, which does not
+    /// normalise. *Collective*.
     pub(crate) fn build_in(
         self,
         comm: &Communicator,
-        order: impl FnOnce() -> Result<Arc<StreamOrder>>,
+        order: Option<Arc<StreamOrder>>,
     ) -> Result<Collectives> {
+        // Destructured, so that a new option cannot be forgotten here.
+        let Self { lamport_bytes, push_blocks, concurrent } = self;
+        let call = comm.collective(NAME).option("lamport_bytes", or_default(lamport_bytes));
+        let call = call.option("push_blocks", or_default(push_blocks));
+        let call = call.option("concurrent", concurrent);
         let own = || {
-            if !(1..=4).contains(&self.concurrent) {
-                let objects = self.concurrent;
-                return refuse(format!("Collectives of {objects} objects at a time: it is 1 to 4"));
-            }
+            refuse_if!(
+                !(1..=4).contains(&concurrent),
+                "Collectives of {concurrent} objects at a time: it is 1 to 4"
+            );
             let most = self.all_reduce_slots(comm.n_ranks());
             refuse_if!(
                 most > MOST_SLOTS,
@@ -163,7 +168,7 @@ impl CollectivesOptions {
             let compiled = load(comm, is_older)?;
             let all_reach = matches!(comm.n_ranks(), 2 | 4 | 8) && is_single_lsa_team(comm)?;
             let name = comm.context().device_name()?;
-            let [a, b, c] = SmallestGpu::numbers(comm.context()).map(u64::from);
+            let [a, b, c] = SmallestGpu::numbers(comm.context());
             let gpu = [hash(&name), is_older.into(), a, b, c];
             Ok(((compiled, all_reach, name), gpu))
         };
@@ -171,51 +176,40 @@ impl CollectivesOptions {
             let ((compiled, all_reach, name), gpus) = match own() {
                 // NCCL does everything: ranks that cannot exchange on the host need not agree.
                 Ok((own @ (_, false, _), gpu)) if !comm.has_peers() => (own, vec![gpu]),
-                own => self.call(comm).agree(own)?,
+                own => call.agree(own)?,
             };
             // All ranks do the same, by the same kernels, if one of them has an older GPU.
             let is_older = gpus.iter().any(|[_, is_older, ..]| *is_older == 1);
             let compiled = if is_older { load(comm, true)? } else { compiled };
             let all_reach = all_reach && !is_older;
-            let numbers = gpus.iter().map(|[.., a, b, c]| [*a, *b, *c].map(|n| n as u32));
-            let mut smallest = SmallestGpu::of(numbers);
-            if all_reach && self.concurrent == 1 {
+            let mut smallest = SmallestGpu::of(gpus.iter().map(|[.., a, b, c]| [*a, *b, *c]));
+            if all_reach && concurrent == 1 && order.is_none() {
                 smallest.agree_on_clusters(comm, &compiled)?;
             }
             // A multiprocessor may have room for one block that pushes or loads long messages. So
             // does a share of the GPU, whatever number is asked for.
-            let is_bounded = self.push_blocks.is_none() || self.concurrent > 1;
+            let is_bounded = push_blocks.is_none() || concurrent > 1;
             let most = if is_bounded { smallest.multiprocessors } else { u32::MAX };
-            let resolved = self.push_blocks(self.push_blocks.unwrap_or(PUSH_BLOCKS).min(most));
+            let resolved = self.push_blocks(push_blocks.unwrap_or(PUSH_BLOCKS).min(most));
             let workspace = || Workspace::new(comm, resolved, smallest.threads);
             let workspace = all_reach.then(workspace).transpose()?;
             // GPUs of several kinds have different tables.
             let is_one_kind = gpus.iter().all(|[name, ..]| *name == gpus[0][0]);
-            let default = Self::new();
-            let has_default_plans = self.concurrent(default.concurrent) == default;
+            let has_default_plans = lamport_bytes.is_none() && push_blocks.is_none();
             let is_measured = has_default_plans && all_reach && is_one_kind;
             let table = is_measured.then(|| Table::of(&name, comm.n_ranks()));
+            let new_order = || StreamOrder::concurrent(comm.context(), concurrent).map(Arc::new);
             Ok(Collectives {
                 communicator: comm.clone(),
                 compiled,
                 workspace,
                 is_older,
                 smallest,
-                order: order()?,
+                order: order.map_or_else(new_order, Ok)?,
                 table: table.unwrap_or_default(),
                 plan: Cell::default(),
             })
         })
-    }
-
-    /// Returns the collective call with the options, which it compares between the ranks.
-    fn call(self, comm: &Communicator) -> CollectiveCall<'_> {
-        // Destructured, so that a new option cannot be forgotten here.
-        let Self { lamport_bytes, push_blocks, concurrent } = self;
-        let call = comm.collective(NAME);
-        call.option("lamport_bytes", or_default(lamport_bytes))
-            .option("push_blocks", or_default(push_blocks))
-            .option("concurrent", concurrent)
     }
 
     /// Returns the blocks that push or load, which `build` has set in a workspace's options.
@@ -352,11 +346,6 @@ impl Collectives {
         Ok((call.0)(self)?.1)
     }
 
-    /// Returns how an operation is done, and the plans that can do it.
-    fn choose(&self, request: &Request) -> (Explanation, Vec<CollectivePlan>) {
-        (self.decide(request), request.candidates(self.table.find(request)))
-    }
-
     /// Uses this plan for every operation that it fits, with the blocks that its size needs, also
     /// for the all-reduce that RMSNorm follows. All-reduces with RMSNorm in one step, and
     /// [`all_to_all_v`](Self::all_to_all_v), have no other plan. `None` returns to the default
@@ -375,11 +364,6 @@ impl Collectives {
 
     fn unreached(&self) -> &'static str {
         if self.is_older { OLDER } else { UNREACHED }
-    }
-
-    /// Returns the memory of a plan's kernel, unless NCCL does the operation.
-    fn memory_of(&self, plan: CollectivePlan) -> Option<&Workspace> {
-        self.workspace.as_ref().filter(|_| plan.algorithm != Algorithm::Nccl)
     }
 
     /// Compares a kernel's operation with those of the other ranks, if the world
@@ -401,11 +385,6 @@ impl Collectives {
             require_context("the buffer to send", send.context(), own)?;
         }
         require_context("the buffer to receive in", recv.context(), own)
-    }
-
-    /// Returns the fewest multiprocessors of any rank's GPU.
-    fn multiprocessors(&self) -> u32 {
-        self.smallest.multiprocessors
     }
 }
 

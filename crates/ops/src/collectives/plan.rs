@@ -69,20 +69,19 @@ impl PlanText for CollectivePlan {
     const FORMS: &'static str =
         "nccl, or lamport, push or pull with a grid, such as lamport:16x128";
 
+    const NAMES: &'static [(&'static str, Self)] = &[("nccl", Self::NCCL)];
+
     fn from_fields(name: &str, fields: &[Field]) -> Option<Self> {
-        let algorithm = name.parse().ok()?;
-        match (algorithm, fields) {
-            (Algorithm::Nccl, []) => Some(Self::NCCL),
-            (Algorithm::Nccl, _) => None,
-            (_, &[(blocks, Some(threads))]) => Some(Self { algorithm, blocks, threads }),
-            _ => None,
-        }
+        let algorithm = name.parse().ok().filter(|algorithm| *algorithm != Algorithm::Nccl)?;
+        let &[(blocks, Some(threads))] = fields else { return None };
+        Some(Self { algorithm, blocks, threads })
     }
 
-    fn fields(&self) -> (&'static str, Vec<Field>) {
-        let Self { algorithm, blocks, threads } = *self;
+    fn fields(self) -> (&'static str, Vec<Field>) {
+        let Self { algorithm, blocks, threads } = self;
+        let name = Algorithm::NAMES.iter().find(|(_, named)| *named == algorithm);
         let grid = (blocks > 0).then_some((blocks, Some(threads)));
-        (algorithm.fields().0, grid.into_iter().collect())
+        (name.map_or("", |(name, _)| name), grid.into_iter().collect())
     }
 }
 
@@ -108,7 +107,6 @@ pub(super) struct Request {
 }
 
 pub(super) const SHORT: &str = "as the message is short";
-pub(super) const TO_WINDOW: &str = "as the message is long, and goes to a window";
 
 impl Request {
     /// Returns the request of an operation that only NCCL can do.
@@ -137,7 +135,7 @@ impl Request {
             let plan = if is_enough { plan } else { self.in_one_step(slots, self.most_threads) };
             return how(plan, SHORT);
         }
-        let push = self.push.map(|plan| how(plan, TO_WINDOW));
+        let push = self.push.map(|plan| how(plan, "as the message is long, and goes to a window"));
         let pull = self.pull.map(|plan| how(plan, "as the message is long and in a window"));
         push.or(pull).unwrap_or(how(CollectivePlan::NCCL, self.nccl))
     }
@@ -216,7 +214,7 @@ impl Request {
 }
 
 /// Returns the threads of a block for this number of slots.
-pub(super) fn threads(slots: u32) -> u32 {
+fn threads(slots: u32) -> u32 {
     match slots {
         0..=64 => 64,
         65..=4096 => 128,
@@ -235,26 +233,17 @@ pub(super) struct Table(Vec<Entry>);
 
 /// A line of a table: `operation ranks type bytes plan`, and a comment after `#`. The plan is for
 /// messages of at most `bytes` bytes. `bench/src/cases/tune_collectives.rs` writes it.
-#[derive(Debug)]
-struct Entry {
-    kind: CollectiveKind,
-    ranks: usize,
-    data_type: DataType,
-    bytes: usize,
-    plan: CollectivePlan,
-}
+type Entry = (CollectiveKind, usize, DataType, usize, CollectivePlan);
 
-impl Entry {
-    fn parse(line: &str) -> Option<Self> {
-        let mut words = line.split('#').next()?.split_whitespace();
-        Some(Self {
-            kind: words.next()?.parse().ok()?,
-            ranks: words.next()?.parse().ok()?,
-            data_type: DataType::from_name(words.next()?)?,
-            bytes: words.next()?.parse().ok()?,
-            plan: words.next()?.parse().ok()?,
-        })
-    }
+fn parse_entry(line: &str) -> Option<Entry> {
+    let mut words = line.split('#').next()?.split_whitespace();
+    Some((
+        words.next()?.parse().ok()?,
+        words.next()?.parse().ok()?,
+        DataType::from_name(words.next()?)?,
+        words.next()?.parse().ok()?,
+        words.next()?.parse().ok()?,
+    ))
 }
 
 impl Table {
@@ -265,19 +254,18 @@ impl Table {
     }
 
     fn parse(text: &str, ranks: usize) -> Self {
-        let mut entries: Vec<_> = text.lines().filter_map(Entry::parse).collect();
-        entries.retain(|entry| entry.ranks == ranks);
-        entries.sort_by_key(|entry| entry.bytes);
+        let mut entries: Vec<_> = text.lines().filter_map(parse_entry).collect();
+        entries.retain(|(_, entry_ranks, ..)| *entry_ranks == ranks);
+        entries.sort_by_key(|(.., bytes, _)| *bytes);
         Self(entries)
     }
 
     /// Returns the plan of the next larger message that was measured.
     pub(super) fn find(&self, request: &Request) -> Option<CollectivePlan> {
-        let Request { kind, data_type, bytes, .. } = *request;
-        let is_for = |entry: &&Entry| {
-            entry.kind == kind && entry.data_type == data_type && entry.bytes >= bytes
+        let is_for = |(kind, _, data_type, bytes, _): &&Entry| {
+            (*kind, *data_type) == (request.kind, request.data_type) && *bytes >= request.bytes
         };
-        self.0.iter().find(is_for).and_then(|entry| request.adapt(entry.plan))
+        self.0.iter().find(is_for).and_then(|(.., plan)| request.adapt(*plan))
     }
 }
 

@@ -38,7 +38,7 @@ impl Collectives {
     {
         let buffers = [&send.device_slice(), &recv.device_slice()];
         let call = Call::reduce(self, AllReduce, buffers, &op)?;
-        self.run(&call, stream, || self.communicator.all_reduce(send, recv, op, stream))
+        call.run(stream, || self.communicator.all_reduce(send, recv, op, stream))
     }
 
     /// Stores to every rank's `recv` its chunk of the reduction of all ranks' `send`, whose length
@@ -53,7 +53,7 @@ impl Collectives {
     {
         let buffers = [&send.device_slice(), &recv.device_slice()];
         let call = Call::reduce(self, ReduceScatter, buffers, &op)?;
-        self.run(&call, stream, || self.communicator.reduce_scatter(send, recv, op, stream))
+        call.run(stream, || self.communicator.reduce_scatter(send, recv, op, stream))
     }
 }
 
@@ -61,18 +61,17 @@ impl<T: Element> Call<'_, T> {
     /// Returns the request of a call that reduces elements.
     pub(super) fn request_reduction(
         &self,
-        collectives: &Collectives,
         workspace: &Workspace,
         by_kernel: Option<KernelReduction>,
     ) -> Request {
         let Self { kind, send, recv, .. } = *self;
         let options = workspace.options;
-        let (ranks, bytes) = (collectives.communicator.n_ranks(), recv.byte_len());
+        let (ranks, bytes) = (self.by.communicator.n_ranks(), recv.byte_len());
         let addresses = send.map_or(0, DeviceSlice::device_address) | recv.device_address();
         let vectors = bytes.div_ceil(16);
         let short = |slots, room| Request {
             data_type: T::DATA_TYPE,
-            ..self.in_one_step(collectives, workspace, (bytes, slots), room)
+            ..self.in_one_step(workspace, (bytes, slots), room)
         };
         let reduction = match (by_kernel, kind) {
             (Some(KernelReduction::Floats(reduction)), AllReduce) => reduction,
@@ -95,7 +94,7 @@ impl<T: Element> Call<'_, T> {
         let is_two = ranks == 2;
         let room = if is_two { room::LAMPORT_ALLREDUCE_TWO } else { room::LAMPORT_ALLREDUCE };
         let short = short(vectors, room);
-        let most_blocks = options.most_blocks(2, collectives.multiprocessors());
+        let most_blocks = options.most_blocks(2, self.by.smallest.multiprocessors);
         // Two ranks move as many bytes in one step as in two.
         let rows = (!is_two).then_some(ROWS as u32);
         let most =
@@ -130,7 +129,6 @@ impl<T: Element> Call<'_, T> {
     /// kernel has ended. Launches of the workspace's kernels are ordered.
     pub(super) unsafe fn launch_reduction(
         &self,
-        collectives: &Collectives,
         workspace: &Workspace,
         by_kernel: Option<KernelReduction>,
         plan: CollectivePlan,
@@ -140,9 +138,9 @@ impl<T: Element> Call<'_, T> {
         let (Some(send), Some(by_kernel)) = (self.send, by_kernel) else {
             return refuse(UNREDUCED);
         };
-        let (recv, ranks) = (self.recv, collectives.communicator.n_ranks());
+        let (recv, ranks) = (self.recv, self.by.communicator.n_ranks());
         let (input, output, count) = (send.device_address(), recv.device_address(), recv.len());
-        let (target, config) = (collectives.compiled.on(stream), options.config(plan));
+        let (target, config) = (self.by.compiled.on(stream), options.config(plan));
         let reduction = match by_kernel {
             KernelReduction::Floats(reduction) => reduction,
             KernelReduction::Any { operator, divisor } => {

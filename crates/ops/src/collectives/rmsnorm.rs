@@ -35,6 +35,9 @@ struct Rows {
     grid: (u32, u32, u32),
 }
 
+/// The input, the residual, the weight and the output.
+pub(super) type Buffers<T> = [DeviceSlice<T>; 4];
+
 /// No quantised output: the output has the input's type.
 const NOT_QUANTISED: QuantisedArgs<u64, u64> = QuantisedArgs { output: 0, scale: 0 };
 
@@ -49,7 +52,7 @@ impl Collectives {
         // The share has room for a block on each multiprocessor. In each GPC, room for all blocks
         // of a cluster but one may stay unused: on a small GPU there may be no room for a cluster.
         let unused = self.smallest.gpcs * (cluster - 1);
-        self.multiprocessors().saturating_sub(unused)
+        self.smallest.multiprocessors.saturating_sub(unused)
     }
 
     /// Adds the sum of all ranks' `input` to `residual`, and stores to `output` that sum normalised
@@ -75,8 +78,9 @@ impl Collectives {
         eps: f32,
         stream: &Stream,
     ) -> Result<()> {
-        let buffers = [input.device_slice(), residual.device_slice(), weight.device_slice()];
-        self.rmsnorm(buffers, &output.device_slice(), NOT_QUANTISED, eps, stream)
+        let [input, residual] = [input.device_slice(), residual.device_slice()];
+        let buffers = [input, residual, weight.device_slice(), output.device_slice()];
+        self.rmsnorm(&buffers, NOT_QUANTISED, eps, stream)
     }
 
     /// Does the same as [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm), with a quantised output,
@@ -97,7 +101,9 @@ impl Collectives {
         eps: f32,
         stream: &Stream,
     ) -> Result<()> {
-        let buffers = [input.device_slice(), residual.device_slice(), weight.device_slice()];
+        // The sums overwrite the input where RMSNorm follows an all-reduce.
+        let [input, residual] = [input.device_slice(), residual.device_slice()];
+        let buffers = [input.clone(), residual, weight.device_slice(), input];
         let (output, scale) = (output.device_slice(), scale.device_slice());
         let own = self.communicator.context();
         let output_at = aligned(own, "the output", &output, 1, buffers[0].len())?;
@@ -106,30 +112,22 @@ impl Collectives {
         let overlap = |slice: &DeviceSlice<T>| slice.overlaps(&output) || slice.overlaps(&scale);
         refuse_if!(buffers.iter().any(overlap) || scale.overlaps(&output), "{OVERLAP}");
         let quantised = QuantisedArgs { output: output_at, scale: scale_at };
-        let sums = buffers[0].clone();
-        self.rmsnorm(buffers, &sums, quantised, eps, stream)
+        self.rmsnorm(&buffers, quantised, eps, stream)
     }
 
     /// Returns how it is done. If RMSNorm follows an all-reduce, the plan is the all-reduce's.
-    pub(super) fn explain_rmsnorm<T: Element>(
-        &self,
-        buffers: &[DeviceSlice<T>; 3],
-        output: &DeviceSlice<T>,
-    ) -> Result<Explanation> {
-        let Rows { plan, reason, .. } = self.rows(buffers, output)?;
+    pub(super) fn explain_rmsnorm<T: Element>(&self, buffers: &Buffers<T>) -> Result<Explanation> {
+        let Rows { plan, reason, .. } = self.rows(buffers)?;
         if let Some(plan) = plan {
             return Ok(Explanation { plan, reason });
         }
-        let reduce = Call::reduce(self, AllReduce, [&buffers[0], output], &ReduceOp::Sum)?;
-        Ok(Explanation { plan: self.decide(&reduce.request(self)).plan, reason })
+        let reduce = Call::reduce(self, AllReduce, [&buffers[0], &buffers[3]], &ReduceOp::Sum)?;
+        Ok(Explanation { plan: self.decide(&reduce.request()).plan, reason })
     }
 
     /// Checks the buffers, and returns how the rows are divided.
-    fn rows<T: Element>(
-        &self,
-        [input, residual, weight]: &[DeviceSlice<T>; 3],
-        output: &DeviceSlice<T>,
-    ) -> Result<Rows> {
+    fn rows<T: Element>(&self, buffers: &Buffers<T>) -> Result<Rows> {
+        let [input, residual, weight, output] = buffers;
         let data_type = T::DATA_TYPE;
         let (count, hidden) = (input.len(), weight.len());
         let check = |name, slice, len| aligned(self.communicator.context(), name, slice, 1, len);
@@ -184,19 +182,18 @@ impl Collectives {
         Ok(Rows { plan, reason: SHORT, tokens, row, grid })
     }
 
-    /// Enqueues the operation, quantised or not. Where RMSNorm follows an all-reduce, `output` also
-    /// gets the all-reduce's sums.
+    /// Enqueues the operation, quantised or not. Where RMSNorm follows an all-reduce, the output
+    /// also gets the all-reduce's sums.
     fn rmsnorm<T: Element>(
         &self,
-        buffers: [DeviceSlice<T>; 3],
-        output: &DeviceSlice<T>,
+        buffers: &Buffers<T>,
         quantised: QuantisedArgs<u64, u64>,
         eps: f32,
         stream: &Stream,
     ) -> Result<()> {
         let (count, hidden) = (buffers[0].len(), buffers[2].len());
         let Rows { plan, tokens, row, grid: (cluster, threads, blocks), .. } =
-            self.rows(&buffers, output)?;
+            self.rows(buffers)?;
         require_context("the stream", stream.context(), self.communicator.context())?;
         if count == 0 {
             return Ok(());
@@ -204,9 +201,8 @@ impl Collectives {
         let options = self.workspace.as_ref().map_or(CollectivesOptions::new(), |own| own.options);
         let shape = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
         let config = options.config(shape).with_cluster(cluster);
-        let [input, residual, weight] = buffers.each_ref().map(DeviceSlice::device_address);
-        let (to, hidden, target) =
-            (output.device_address(), hidden as u32, self.compiled.on(stream));
+        let [input, residual, weight, to] = buffers.each_ref().map(DeviceSlice::device_address);
+        let (hidden, target) = (hidden as u32, self.compiled.on(stream));
         if let (Some(plan), Some(Workspace { dev_comm, memory, .. })) = (plan, &self.workspace) {
             let what = || format!("all_reduce_rmsnorm of {count} {}, rows of {hidden}", T::NAME);
             self.compare(plan, what)?;
@@ -219,7 +215,7 @@ impl Collectives {
                 kernels::lamport_rmsnorm::<Float>::launch(args, config, &target)
             });
         }
-        self.all_reduce(&buffers[0], output, ReduceOp::Sum, stream)?;
+        self.all_reduce(&buffers[0], &buffers[3], ReduceOp::Sum, stream)?;
         // SAFETY: `rows` has checked that the buffers have the elements, aligned;
         // dropping one waits for the stream.
         of_floats!(T::DATA_TYPE, Float => unsafe {

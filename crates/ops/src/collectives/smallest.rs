@@ -21,27 +21,19 @@ pub(super) struct SmallestGpu {
 
 impl SmallestGpu {
     /// Returns the multiprocessors, threads and GPCs of a context's GPU, for [`of`](Self::of).
-    pub(super) fn numbers(context: &Context) -> [u32; 3] {
+    pub(super) fn numbers(context: &Context) -> [u64; 3] {
         let limits = context.limits();
         // GPUs of compute capability 12 have up to 12 GPCs, and others 8.
         let gpcs = if limits.compute_capability.0 >= 12 { 12 } else { 8 };
-        [limits.multiprocessors, limits.max_threads_per_multiprocessor, gpcs]
+        [limits.multiprocessors, limits.max_threads_per_multiprocessor, gpcs].map(u64::from)
     }
 
     /// Returns the least of the [`numbers`](Self::numbers) of all ranks.
-    pub(super) fn of(all: impl Iterator<Item = [u32; 3]>) -> Self {
-        let none = Self {
-            multiprocessors: u32::MAX,
-            threads: u32::MAX,
-            gpcs: 0,
-            clusters: HashMap::new(),
-        };
-        all.fold(none, |least, [multiprocessors, threads, gpcs]| Self {
-            multiprocessors: least.multiprocessors.min(multiprocessors),
-            threads: least.threads.min(threads),
-            gpcs: least.gpcs.max(gpcs),
-            ..least
-        })
+    pub(super) fn of(all: impl Iterator<Item = [u64; 3]>) -> Self {
+        let least = |[a, b, c]: [u64; 3], [d, e, f]: [u64; 3]| [a.min(d), b.min(e), c.max(f)];
+        let all = all.reduce(least).unwrap_or_default();
+        let [multiprocessors, threads, gpcs] = all.map(|number| number as u32);
+        Self { multiprocessors, threads, gpcs, clusters: HashMap::new() }
     }
 
     /// Agrees on how many clusters of `lamport_rmsnorm` are resident on every rank's GPU: they may

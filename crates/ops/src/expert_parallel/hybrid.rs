@@ -69,6 +69,7 @@ struct Messages {
 }
 
 pub(super) struct Hybrid {
+    dev_comm: DevCommResource,
     division: Division,
     dispatch: Messages,
     combine: Messages,
@@ -85,15 +86,15 @@ pub(super) struct Hybrid {
 }
 
 impl Hybrid {
-    /// Allocates the memory, for tokens of the size `sent` on their way and results of `shape`, and
+    /// Allocates the memory for results of `shape` and tokens that are divided like this, and
     /// creates the device communicator. *Collective*.
     pub(super) fn new(
         comm: &Communicator,
-        sent: Shape,
-        has_scales: bool,
+        options: ExpertParallelOptions,
         shape: Shape,
         division: Division,
-    ) -> Result<(Self, DevCommResource)> {
+    ) -> Result<Self> {
+        let (sent, has_scales) = (options.sent(shape), options.f8);
         let (ranks, tokens) = (comm.n_ranks(), shape.tokens as usize);
         let mut requirements = DevCommRequirements::new()
             .lsa_barriers(division.blocks)
@@ -113,7 +114,7 @@ impl Hybrid {
         let [of_dispatch, of_combine] = signals;
         let [first, second] = division.words(sent, has_scales, shape);
         let offsets @ [.., words] = Received::offsets(sent, ranks, has_scales);
-        let hybrid = Self {
+        Ok(Self {
             division,
             dispatch: messages(of_dispatch, first)?,
             combine: messages(of_combine, second)?,
@@ -123,8 +124,8 @@ impl Hybrid {
             teams: comm.mem_alloc(tokens)?,
             returns: comm.mem_alloc(ranks * tokens * RETURN_WORDS)?,
             offsets,
-        };
-        Ok((hybrid, dev_comm))
+            dev_comm,
+        })
     }
 
     fn mail(&self, messages: &Messages) -> impl IntoArg<Abi<Mail>> {
@@ -161,16 +162,13 @@ impl Form for Hybrid {
         let (Launch { experts, steps, .. }, target) = (launch, launch.target());
         let sizes = shape_args(experts.sent);
         let (mail, to, relayed) = (self.mail(&self.dispatch), &self.received, self.relayed());
-        let args = (&experts.dev_comm, mail, to, sizes, tokens, relayed, &experts.faults, steps);
+        let args = (&self.dev_comm, mail, to, sizes, tokens, relayed, &experts.faults, steps);
         let config = self.config(experts.options);
         // SAFETY: `ExpertParallel` has checked the buffers and orders the launches; dropping a
         // buffer waits for the stream. `new` allocates the memory that the kernel needs.
-        unsafe {
-            match experts.options.f8 {
-                true => kernels::ep_dispatch_hybrid::<F8E4M3>::launch(args, config, &target),
-                false => kernels::ep_dispatch_hybrid::<bf16>::launch(args, config, &target),
-            }
-        }
+        with_type!(experts.options.f8, Row => unsafe {
+            kernels::ep_dispatch_hybrid::<Row>::launch(args, config, &target)
+        }; { true => F8E4M3, false => bf16 })
     }
 
     fn group(&self, experts: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()> {
@@ -179,7 +177,7 @@ impl Form for Hybrid {
 
     fn combine(&self, launch: Launch<'_>, results: Results) -> Result<()> {
         let (Launch { experts, steps, .. }, config) = (launch, self.config(launch.experts.options));
-        let (comm, mail, partials) = (&experts.dev_comm, self.mail(&self.combine), &self.partials);
+        let (comm, mail, partials) = (&self.dev_comm, self.mail(&self.combine), &self.partials);
         let sizes = shape_args(experts.shape);
         let (at, from, relayed) = (&self.returns, self.received_args(), self.relayed());
         let args = (comm, mail, partials, sizes, results, at, from, relayed, steps);

@@ -6,7 +6,7 @@ use devcomm_kernels::expert_parallel::shape::ReceivedArgs;
 use devcomm_kernels::expert_parallel::{Shape, ep_combine, ep_dispatch, numbered_words};
 
 use super::form::{Form, Launch, Results, RowsInOrder, Tokens};
-use super::{ExpertParallel, ExpertParallelOptions, MANY_THREADS, THREADS, shape_args};
+use super::{ExpertParallel, ExpertParallelOptions as Options, MANY_THREADS, THREADS, shape_args};
 use crate::prelude::*;
 
 /// The memory of the messages of the dispatch or of the combine: of rows, and of the numbered
@@ -34,6 +34,7 @@ struct Received {
 }
 
 pub(super) struct Lsa {
+    dev_comm: DevCommResource,
     dispatch: Messages,
     combine: Messages,
     received: Received,
@@ -41,15 +42,10 @@ pub(super) struct Lsa {
 }
 
 impl Lsa {
-    /// Allocates the memory, for tokens of the size `sent` on their way, and results of `shape`.
-    /// *Collective*. No rank may send before all have done this.
-    pub(super) fn new(
-        comm: &Communicator,
-        options: ExpertParallelOptions,
-        sent: Shape,
-        shape: Shape,
-    ) -> Result<Self> {
-        let ranks = comm.n_ranks();
+    /// Allocates the memory for results of `shape`, and tokens. *Collective*. No rank may send
+    /// before all have done this.
+    pub(super) fn new(comm: &Communicator, options: Options, shape: Shape) -> Result<Self> {
+        let (ranks, sent) = (comm.n_ranks(), options.sent(shape));
         let (tokens, top_k) = (ranks * options.tokens, options.top_k);
         let messages = |slots: u32, numbered: u32| {
             Ok::<_, Error>(Messages {
@@ -73,6 +69,7 @@ impl Lsa {
                 absent: comm.mem_alloc(1)?,
             },
             returns: comm.mem_alloc(tokens * RETURN_WORDS)?,
+            dev_comm: comm.create_dev_comm(DevCommRequirements::new())?,
         })
     }
 
@@ -93,19 +90,16 @@ impl Lsa {
 impl Form for Lsa {
     fn dispatch(&self, launch: Launch<'_>, tokens: Tokens) -> Result<()> {
         let (Launch { experts, steps, .. }, target) = (launch, launch.target());
-        let (comm, sizes, count) = (&experts.dev_comm, shape_args(experts.sent), tokens.count);
+        let (comm, sizes, count) = (&self.dev_comm, shape_args(experts.sent), tokens.count);
         let (messages, to) = (self.dispatch.args(), self.received_args());
         let args = (comm, messages, sizes, tokens, to, &experts.faults, steps);
         let part = ep_dispatch::part_vectors(experts.communicator.n_ranks(), experts.options.f8);
         let config = experts.config(count * experts.sent.vectors.div_ceil(part), THREADS);
         // SAFETY: `ExpertParallel` has checked the buffers and orders the launches; dropping a
         // buffer waits for the stream. `new` allocates the memory that the kernel needs.
-        unsafe {
-            match experts.options.f8 {
-                true => kernels::ep_dispatch::<F8E4M3>::launch(args, config, &target),
-                false => kernels::ep_dispatch::<bf16>::launch(args, config, &target),
-            }
-        }
+        with_type!(experts.options.f8, Row => unsafe {
+            kernels::ep_dispatch::<Row>::launch(args, config, &target)
+        }; { true => F8E4M3, false => bf16 })
     }
 
     fn group(&self, experts: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()> {
@@ -116,7 +110,7 @@ impl Form for Lsa {
         let Launch { experts, steps, .. } = launch;
         let (sizes, messages) = (shape_args(experts.shape), self.combine.args());
         let (at, received) = (&self.returns, self.received_args());
-        let args = (&experts.dev_comm, messages, sizes, results, at, received, steps);
+        let args = (&self.dev_comm, messages, sizes, results, at, received, steps);
         let part = ep_combine::part_vectors(experts.communicator.n_ranks());
         let parts = experts.last.get().tokens as u32 * experts.shape.vectors.div_ceil(part);
         // More warps if parts are more than a block for each multiprocessor has warps.

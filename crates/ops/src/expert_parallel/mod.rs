@@ -75,7 +75,6 @@ use crate::prelude::*;
 pub struct ExpertParallel {
     communicator: Communicator,
     compiled: Kernels,
-    dev_comm: DevCommResource,
     options: ExpertParallelOptions,
     /// The sizes of tokens on their way to the experts.
     sent: Shape,
@@ -176,30 +175,22 @@ impl ExpertParallel {
         };
         let ((shape, teams, compiled), multiprocessors) =
             options.call(comm.collective(NAME)).agree(own())?;
-        // In several LSA teams a block sends to the block with the same index in other ranks.
-        let fewest = multiprocessors.into_iter().min().unwrap_or(0);
-        let divide = || Division::new(options, teams, ranks, fewest);
-        let division = (teams > 1).then(divide).transpose()?;
-
-        let sent = options.sent(shape);
-        let create_dev_comm = || comm.create_dev_comm(DevCommRequirements::new());
-        let (form, dev_comm): (Box<dyn Form>, _) = match (division, options.rows) {
-            (None, None) => (Box::new(Lsa::new(comm, options, sent, shape)?), create_dev_comm()?),
-            (None, Some(_)) => {
-                (Box::new(Throughput::new(comm, options, sent, shape)?), create_dev_comm()?)
+        let form: Box<dyn Form> = match options.rows {
+            _ if teams > 1 => {
+                // A block sends to the block with the same index in other ranks.
+                let fewest = multiprocessors.into_iter().min().unwrap_or(0);
+                let division = Division::new(options, teams, ranks, fewest)?;
+                Box::new(Hybrid::new(comm, options, shape, division)?)
             }
-            (Some(division), _) => {
-                let (hybrid, dev_comm) = Hybrid::new(comm, sent, options.f8, shape, division)?;
-                (Box::new(hybrid), dev_comm)
-            }
+            Some(_) => Box::new(Throughput::new(comm, options, shape)?),
+            None => Box::new(Lsa::new(comm, options, shape)?),
         };
         // No rank sends before the slots of all are empty: the ranks meet at the end of the call.
         Ok(Self {
             communicator: comm.clone(),
             compiled,
-            dev_comm,
             options,
-            sent,
+            sent: options.sent(shape),
             shape,
             form,
             offsets: comm.mem_alloc(options.local(ranks) + 1)?,

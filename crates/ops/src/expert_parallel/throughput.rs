@@ -4,11 +4,12 @@ use devcomm_kernels::expert_parallel::counted::CountedArgs;
 use devcomm_kernels::expert_parallel::{Counted, Shape};
 
 use super::form::{Form, Launch, Results, RowsInOrder, Tokens};
-use super::{ExpertParallel, ExpertParallelOptions, MANY_THREADS, shape_args};
+use super::{ExpertParallel, ExpertParallelOptions as Options, MANY_THREADS, shape_args};
 use crate::prelude::*;
 
 /// The memory of the form for high throughput; from `flags` on, that of the kernels' [`Counted`].
 pub(super) struct Throughput {
+    dev_comm: DevCommResource,
     /// Where rows arrive.
     rows: Window<u8>,
     scales: Window<f32>,
@@ -25,13 +26,9 @@ pub(super) struct Throughput {
 }
 
 impl Throughput {
-    /// Allocates memory for tokens of the size `sent` and for results of `shape`. *Collective*.
-    pub(super) fn new(
-        comm: &Communicator,
-        options: ExpertParallelOptions,
-        sent: Shape,
-        shape: Shape,
-    ) -> Result<Self> {
+    /// Allocates memory for results of `shape`, and for tokens. *Collective*.
+    pub(super) fn new(comm: &Communicator, options: Options, shape: Shape) -> Result<Self> {
+        let sent = options.sent(shape);
         let (ranks, capacity) = (comm.n_ranks(), options.most_rows(comm.n_ranks()));
         // A window is not empty, also without scales.
         let scales = if options.f8 { capacity * sent.scale_vectors() as usize } else { 1 };
@@ -48,6 +45,7 @@ impl Throughput {
             state: comm.mem_alloc(Counted::STATE)?,
             absent: comm.mem_alloc(1)?,
             capacity,
+            dev_comm: comm.create_dev_comm(DevCommRequirements::new())?,
         })
     }
 
@@ -61,7 +59,7 @@ impl Throughput {
 impl Form for Throughput {
     fn dispatch(&self, launch: Launch<'_>, tokens: Tokens) -> Result<()> {
         let Launch { experts, steps, .. } = launch;
-        let (comm, sizes, faults) = (&experts.dev_comm, shape_args(experts.sent), &experts.faults);
+        let (comm, sizes, faults) = (&self.dev_comm, shape_args(experts.sent), &experts.faults);
         let (scales, count) = (&self.scales, tokens.count);
         // The dispatch writes only offsets and sizes of these, and rows to `self.rows`.
         let groups = experts.grouped_args(RowsInOrder::NONE, 0);
@@ -91,7 +89,7 @@ impl Form for Throughput {
     fn combine(&self, launch: Launch<'_>, results: Results) -> Result<()> {
         let Launch { experts, steps, .. } = launch;
         let sizes = shape_args(experts.shape);
-        let args = (&experts.dev_comm, self.memory(), &self.results, sizes, results, steps);
+        let args = (&self.dev_comm, self.memory(), &self.results, sizes, results, steps);
         let config = experts.config(experts.expected_tokens(), MANY_THREADS);
         // SAFETY: `ExpertParallel` has checked that the rows are there, and orders the launches.
         unsafe { kernels::ep_combine_counted::launch(args, config, &launch.target()) }

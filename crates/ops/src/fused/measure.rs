@@ -40,7 +40,7 @@ impl<F: Fusion> FusedGemm<F> {
     /// Measures a shape for which no plan was chosen, unless a stream is captured. *Collective*.
     pub(super) fn measure_first(&self, operands: &Operands) -> Result<()> {
         let (base, key) = (&self.base, Self::key(operands.extents));
-        let is_known = base.decisions.has_choice(key);
+        let is_known = base.decisions.chosen(key).next().is_some();
         if is_known || base.context().refuse_capturing("a plan is measured").is_err() {
             return Ok(());
         }
@@ -60,7 +60,7 @@ impl<F: Fusion> FusedGemm<F> {
             base.context().refuse_capturing("the plans of a product are measured")?;
             let key = Self::key(operands.extents);
             let expected = self.fusion.choose(base, key).plan;
-            let plans = self.fusion.to_measure(base, key, expected)?;
+            let plans = self.fusion.timed(base, key, expected);
             Ok(((operands, plans, expected), ()))
         });
         let key = own.as_ref().ok().map(|((operands, ..), ())| Self::key(operands.extents));
@@ -84,7 +84,8 @@ impl<F: Fusion> FusedGemm<F> {
     /// timed with the likely plans of its product. Plans that not all ranks can do are left out. An
     /// error leaves the product's plan as it was. *Collective*.
     fn time(&self, operands: &Operands, plans: &[F::Plan], expected: F::Plan) -> Result<F::Plan> {
-        let (comm, extents, gemm) = (&self.base.comm, operands.extents, self.base.gemm());
+        let (comm, extents) = (&self.base.comm, operands.extents);
+        let gemm = self.base.unfused.get().map(|unfused| &unfused.gemm);
         let own = || match gemm {
             Some(gemm) if operands.matrices.are_aligned() => {
                 Ok((gemm.plan_of(extents)?, gemm.likely(extents)?))
@@ -94,9 +95,10 @@ impl<F: Fusion> FusedGemm<F> {
             // Without the plan of two kernels there is no product whose plan matters.
             None => Ok((GemmPlan::Portable, Vec::new())),
         };
-        let products = comm.collective("measure: the products");
-        let ((before, likely), is_same) = is_same(products, own().map(|own| (own.clone(), own.1)))?;
-        let products = if is_same && !likely.is_empty() { likely } else { vec![before] };
+        let own = own().map(|(before, likely)| ((before, likely.clone()), hash(likely)));
+        let ((before, likely), all) = comm.collective("measure: the products").agree(own)?;
+        let are_same = all.iter().all(|hash| *hash == all[0]);
+        let products = if are_same && !likely.is_empty() { likely } else { vec![before] };
         let select = |(plan, product)| {
             self.set_plan(Some(plan))?;
             gemm.map_or(Ok(true), |gemm| gemm.select(extents, product))

@@ -36,6 +36,8 @@ pub struct Base<F: Fusion> {
     order: Arc<StreamOrder>,
     /// The largest matrix that the ranks exchange: its rows and columns.
     pub(crate) most: [usize; 2],
+    /// The name of this rank's GPU.
+    pub(crate) gpu: String,
     /// The fewest multiprocessors of any rank's GPU, so that all ranks choose the same plans.
     pub(crate) multiprocessors: u32,
     /// Whether no kernel writes B while a product may read it.
@@ -53,100 +55,54 @@ pub struct Unfused {
     pub(crate) collectives: Collectives,
 }
 
+/// Plans for any number of ranks.
+pub(crate) const ANY_RANKS: (&[usize], &str) = (&[], "any ranks");
+
 /// The environment variable by which the first product of a shape is measured.
 const MEASURE_FIRST: &str = "DEVCOMM_MEASURE_FIRST";
 
 impl<F: Fusion> Base<F> {
-    /// Creates what all operations have. Plans that were measured are kept by the name `kept`.
-    /// *Collective*.
-    pub(crate) fn new(
-        comm: &Communicator,
-        stream: &Stream,
-        most: [usize; 2],
-        kept: &str,
-    ) -> Result<Self> {
-        let tuned = Tuned::new(comm.context(), kept, comm.n_ranks())?;
-        let measures_first = std::env::var_os(MEASURE_FIRST).is_some_and(|value| value == "1");
-        let call = comm.collective(F::NAME).option(MEASURE_FIRST, measures_first);
-        let (tuned, multiprocessors) =
-            tuned.agreed(call, comm.context().limits().multiprocessors)?;
-        Ok(Self {
-            decisions: Decisions::new(tuned),
-            measures_first,
-            comm: comm.clone(),
-            stream: stream.clone(),
-            order: Arc::new(StreamOrder::concurrent(comm.context(), 1)?),
-            most,
-            multiprocessors,
-            constant_b: false,
-            unfused: OnceCell::new(),
-        })
-    }
-
-    /// Does what [`new`](Self::new) does, for an operation in which each rank has a part of the
-    /// rows, and prepares the plan that is not fused. Also returns memory for the largest matrix,
-    /// and whether all ranks have the kernels of Hopper and reach each other. *Collective*.
-    pub(crate) fn of_rows(
-        comm: &Communicator,
-        stream: &Stream,
-        most: [usize; 2],
-    ) -> Result<(Self, Window<bf16>, bool)> {
-        let own = || {
-            let can = is_hopper(comm) && is_single_lsa_team(comm)?;
-            Ok((check_most::<F>(comm, stream, most)?, u8::from(can)))
-        };
-        let name = format!("{}::new", F::NAME);
-        let call = comm.collective(&name).option(F::MOST[0], most[0]).option(F::MOST[1], most[1]);
-        let (elements, all) = call.agree(own())?;
-        let base = Self::new(comm, stream, most, F::NAME)?;
-        base.prepare_unfused()?;
-        Ok((base, comm.window(elements)?, all.iter().all(|can| *can == 1)))
-    }
-
     pub(crate) fn context(&self) -> &Context {
         self.comm.context()
     }
 
-    /// Prepares the plan that is not fused, the first time. *Collective*.
-    pub(crate) fn prepare_unfused(&self) -> Result<()> {
-        prepare_once(&self.unfused, || {
-            let own = Gemm::new(&self.stream).map(|gemm| (gemm, ()));
-            let name = format!("{}: the plan {}", F::NAME, F::UNFUSED);
-            let (mut gemm, _) = self.comm.collective(&name).agree(own)?;
-            gemm.constant_b = self.constant_b;
-            // As the fused plans, it may fill the GPU.
-            let (options, order) = (CollectivesOptions::new().concurrent(1), &self.order);
-            let collectives = options.build_in(&self.comm, || Ok(Arc::clone(order)))?;
-            Ok(Unfused { gemm, collectives })
-        })
+    /// Prepares the kernels of a plan and their memory, the first time. A fused plan is for ranks
+    /// that reach each other, of these numbers, which `which` describes; of any number without
+    /// them. `load` returns the kernels with numbers, such as what is resident; `allocate` gets the
+    /// least of all ranks' numbers, so all ranks have the same grid. *Collective*.
+    pub(crate) fn prepare<T, U>(
+        &self,
+        (cell, plan): (&OnceCell<U>, F::Plan),
+        (ranks, which): (&[usize], &str),
+        load: impl FnOnce() -> Result<(T, Vec<[u32; 2]>)>,
+        allocate: impl FnOnce(T, Vec<[u32; 2]>) -> Result<U>,
+    ) -> Result<()> {
+        if cell.get().is_some() {
+            return Ok(());
+        }
+        let (comm, own_ranks) = (&self.comm, self.comm.n_ranks());
+        let own = || {
+            refuse_if!(
+                !ranks.is_empty() && !ranks.contains(&own_ranks),
+                "the plan `{plan}` is for {which}, not {own_ranks}"
+            );
+            if plan != F::UNFUSED {
+                comm.require_single_lsa_team()?;
+            }
+            load()
+        };
+        let name = format!("{}: the plan {plan}", F::NAME);
+        let prepared = comm.together(&name, || {
+            let call = comm.collective(&name).option(F::MOST[0], self.most[0]);
+            let (loaded, all) = call.option(F::MOST[1], self.most[1]).exchange(own())?;
+            // All ranks have the same kernels.
+            let least = |[a, b]: [u32; 2], [c, d]: &[u32; 2]| [a.min(*c), b.min(*d)];
+            let of_kernel = |i: usize| all.iter().map(|own| &own[i]).fold([u32::MAX; 2], least);
+            allocate(loaded, (0..all[0].len()).map(of_kernel).collect())
+        })?;
+        let _ = cell.set(prepared);
+        Ok(())
     }
-
-    /// Returns the product of the plan that is not fused, if it is prepared.
-    fn gemm(&self) -> Option<&Gemm> {
-        self.unfused.get().map(|unfused| &unfused.gemm)
-    }
-}
-
-/// Returns the elements of the largest matrix, if this rank can prepare products of it.
-pub(crate) fn check_most<F: Fusion>(
-    comm: &Communicator,
-    stream: &Stream,
-    [first, second]: [usize; 2],
-) -> Result<usize> {
-    require_context("the stream", stream.context(), comm.context())?;
-    let elements = first.checked_mul(second).unwrap_or(0);
-    let what = if first == 0 || second == 0 { "no" } else { "too many" };
-    let [of_first, of_second] = F::MOST;
-    refuse_if!(
-        elements == 0,
-        "a matrix of {of_first} = {first} by {of_second} = {second} has {what} elements"
-    );
-    Ok(elements)
-}
-
-/// Returns whether this rank's GPU has the kernels that exchange rounded products.
-pub(crate) fn is_hopper(comm: &Communicator) -> bool {
-    comm.context().limits().compute_capability == HOPPER
 }
 
 /// A product that was checked: the matrices have the elements, and are of the operation's context.
@@ -194,6 +150,9 @@ pub trait Fusion: Sized {
         Extents::new(shape)
     }
 
+    /// Returns the plans that are prepared with the operation.
+    fn defaults(&self, base: &Base<Self>) -> Vec<Self::Plan>;
+
     /// Returns the rows of A and of C that a rank has, if there is memory for a product.
     fn rows(&self, base: &Base<Self>, extents: Extents) -> Result<[usize; 2]>;
 
@@ -206,18 +165,13 @@ pub trait Fusion: Sized {
     fn strategy(&self, plan: Self::Plan) -> Option<&dyn Strategy<Self>>;
 
     /// Enqueues the product and the collective, one after the other.
-    fn launch_unfused(&self, base: &Base<Self>, by: &Unfused, operands: &Operands) -> Result<()>;
+    fn launch_unfused(&self, base: &Base<Self>, operands: &Operands) -> Result<()>;
 
     /// Returns the plan of a shape for which none was chosen that can do it.
     fn choose(&self, base: &Base<Self>, extents: Extents) -> Explanation<Self::Plan>;
 
-    /// Returns the plans that [`FusedGemm::measure`] times.
-    fn to_measure(
-        &self,
-        base: &Base<Self>,
-        extents: Extents,
-        expected: Self::Plan,
-    ) -> Result<Vec<Self::Plan>>;
+    /// Returns the plans that [`FusedGemm::measure`] times, of which `usual` is the default.
+    fn timed(&self, base: &Base<Self>, extents: Extents, usual: Self::Plan) -> Vec<Self::Plan>;
 
     /// Refuses a plan that no shape can have on these GPUs.
     fn require(&self, _: &Base<Self>, _: Self::Plan) -> Result<()> {
@@ -236,13 +190,57 @@ pub trait Fusion: Sized {
 pub trait Output<F: Fusion>: Buffer<Element = bf16> {}
 
 impl<F: Fusion> FusedGemm<F> {
-    /// Creates the operation. *Collective*.
+    /// Creates the operation for matrices of up to `most`, which is an option as `options` are.
+    /// `fuse` gets whether all ranks have the kernels of Hopper and reach each other, and whether
+    /// their GPUs are alike. Plans that were measured are kept by the name `kept`. *Collective*.
     pub(crate) fn create(
         comm: &Communicator,
-        steps: impl FnOnce() -> Result<Self>,
+        stream: &Stream,
+        most @ [first, second]: [usize; 2],
+        (kept, options): (&str, &[(&str, String)]),
+        fuse: impl FnOnce([bool; 2]) -> Result<F>,
     ) -> Result<Self> {
-        let made = comm.together(&format!("{}::new", F::NAME), || {
-            let made = steps()?;
+        let (context, [of_first, of_second]) = (comm.context(), F::MOST);
+        let own = || {
+            require_context("the stream", stream.context(), context)?;
+            let what = if first == 0 || second == 0 { "no" } else { "too many" };
+            refuse_if!(
+                first.checked_mul(second).unwrap_or(0) == 0,
+                "a matrix of {of_first} = {first} by {of_second} = {second} has {what} elements"
+            );
+            let (limits, tuned) = (context.limits(), Tuned::new(context, kept, comm.n_ranks())?);
+            let can = limits.compute_capability == HOPPER && is_single_lsa_team(comm)?;
+            let name = context.device_name()?;
+            // The plans of a table are for GPUs of one name.
+            let gpu = [hash(&name), limits.multiprocessors.into()];
+            let numbers = [gpu, [can.into(), tuned.hash()]];
+            Ok(((tuned, name), numbers))
+        };
+        let measures_first = std::env::var_os(MEASURE_FIRST).is_some_and(|value| value == "1");
+        let name = format!("{}::new", F::NAME);
+        let call = comm.collective(&name).option(of_first, first).option(of_second, second);
+        let call = call.option(MEASURE_FIRST, measures_first);
+        let call = options.iter().fold(call, |call, (name, value)| call.option(*name, value));
+        let made = comm.together(&name, || {
+            let ((tuned, gpu), all) = call.agree(own())?;
+            let multiprocessors = all.iter().map(|[[_, number], _]| *number as u32).min();
+            let base = Base {
+                decisions: Decisions::new(tuned.agreed(all.iter().map(|[_, [_, hash]]| *hash))),
+                measures_first,
+                comm: comm.clone(),
+                stream: stream.clone(),
+                order: Arc::new(StreamOrder::concurrent(context, 1)?),
+                most,
+                gpu,
+                multiprocessors: multiprocessors.unwrap_or(0),
+                constant_b: false,
+                unfused: OnceCell::new(),
+            };
+            let can_exchange = all.iter().all(|[_, [can, _]]| *can == 1);
+            let are_alike = all.iter().all(|[gpu, _]| *gpu == all[0][0]);
+            let made = Self { base, fusion: fuse([can_exchange, are_alike])? };
+            let defaults = made.fusion.defaults(&made.base);
+            defaults.into_iter().try_for_each(|plan| made.prepare(plan))?;
             made.prepare_kept()?;
             Ok(made)
         })?;
@@ -259,7 +257,7 @@ impl<F: Fusion> FusedGemm<F> {
             let [m, n, k] = extents.lengths();
             let columns = if F::COLUMNS_DIFFER { k } else { n };
             let is_small = m * columns <= first * second;
-            if is_small && self.fusion.to_measure(base, extents, plan)?.contains(&plan) {
+            if is_small && self.fusion.timed(base, extents, plan).contains(&plan) {
                 self.prepare(plan)?;
             }
         }
@@ -297,10 +295,18 @@ impl<F: Fusion> FusedGemm<F> {
 
     /// Prepares a plan, the first time. *Collective*.
     fn prepare(&self, plan: F::Plan) -> Result<()> {
-        match self.fusion.strategy(plan) {
-            Some(strategy) => strategy.prepare(&self.base, plan),
-            None => self.base.prepare_unfused(),
+        let base = &self.base;
+        if let Some(strategy) = self.fusion.strategy(plan) {
+            return strategy.prepare(base, plan);
         }
+        let load = || Ok((Gemm::new(&base.stream)?, Vec::new()));
+        base.prepare((&base.unfused, plan), ANY_RANKS, load, |mut gemm, _| {
+            gemm.constant_b = base.constant_b;
+            // As the fused plans, it may fill the GPU.
+            let options = CollectivesOptions::new().concurrent(1);
+            let collectives = options.build_in(&base.comm, Some(Arc::clone(&base.order)))?;
+            Ok(Unfused { gemm, collectives })
+        })
     }
 
     /// Lets plans whose kernels can do it read B before the previous kernels of the stream have
@@ -356,7 +362,9 @@ impl<F: Fusion> FusedGemm<F> {
         F::require_c(&self.base, c, [rows_of_c, n])?;
         let rows = [rows_of_a, n, rows_of_c];
         let matrices = Matrices::checked(self.base.context(), extents, (a, b, c), rows, added)?;
-        Ok(Operands { slices, matrices, extents, has_epilogue: !added.is_nothing() })
+        let Added { bias, activation, residual } = added;
+        let has_epilogue = bias.is_some() || activation.is_some() || residual.is_some();
+        Ok(Operands { slices, matrices, extents, has_epilogue })
     }
 
     /// Returns the extents on which the plan of a shape depends, the same in all ranks.
@@ -395,7 +403,7 @@ impl<F: Fusion> FusedGemm<F> {
             // SAFETY: the plan was decided for the shape; memory that is dropped is freed after the
             // work of the streams, and after the graphs. `order` lets launches follow each other.
             Some(strategy) => unsafe { strategy.launch(base, plan, operands) },
-            None => self.fusion.launch_unfused(base, prepared(&base.unfused)?, operands),
+            None => self.fusion.launch_unfused(base, operands),
         }
     }
 }
@@ -404,13 +412,6 @@ impl<F: Fusion> Debug for FusedGemm<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}({})", F::NAME, self.fusion.describe(&self.base))
     }
-}
-
-pub(crate) fn prepare_once<T>(cell: &OnceCell<T>, new: impl FnOnce() -> Result<T>) -> Result<()> {
-    if cell.get().is_none() {
-        let _ = cell.set(new()?);
-    }
-    Ok(())
 }
 
 /// Returns what was prepared, or an error.

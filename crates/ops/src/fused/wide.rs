@@ -1,4 +1,4 @@
-//! The preparation of fused kernels whose tiles are messages.
+//! Fused kernels whose tiles are messages.
 
 use devcomm_kernels::gemm::gemm_wgmma::CLUSTER;
 
@@ -17,44 +17,22 @@ pub(crate) struct ExchangeKernels {
 }
 
 impl ExchangeKernels {
-    /// Prepares the kernels of a plan with slots for the largest product, unless that is too large.
-    /// They are for these numbers of ranks, which `which` describes; for any number without them.
-    /// `load` returns the kernels and what is resident. If `has_barriers`, each block of the first
-    /// kernel has an LSA barrier. *Collective*.
+    /// Allocates the memory of messages with this capacity; there is none if the largest product is
+    /// too large. If `has_barriers`, each block of the first kernel has an LSA barrier.
+    /// *Collective*.
     pub(crate) fn new<F: Fusion>(
-        base: &Base<F>,
-        name: &str,
-        (ranks, which): (&[usize], &str),
-        slots: impl FnOnce([usize; 2]) -> Option<u32>,
-        load: impl FnOnce() -> Result<(Kernels, Vec<[u32; 2]>)>,
+        Base { comm, most: [m, n], .. }: &Base<F>,
+        (compiled, resident): (Kernels, Vec<[u32; 2]>),
+        capacity: Option<u32>,
         has_barriers: bool,
     ) -> Result<Self> {
-        let (comm, [m, n]) = (&base.comm, base.most);
-        let own = || {
-            if !ranks.is_empty() && !ranks.contains(&comm.n_ranks()) {
-                let own = comm.n_ranks();
-                return refuse(format!("the plan `{name}` is for {which}, not {own}"));
-            }
-            comm.require_single_lsa_team()?;
-            let (compiled, resident) = load()?;
-            let Some(capacity) = slots(base.most) else {
-                return refuse(format!("a product of {m} x {n} elements is too large"));
-            };
-            Ok(((compiled, capacity), resident))
+        let Some(capacity) = capacity else {
+            return refuse(format!("a product of {m} x {n} elements is too large"));
         };
-        let name = format!("{}: the plan {name}", F::NAME);
-        comm.together(&name, || {
-            let call = comm.collective(&name).option("m", m).option("n", n);
-            let ((compiled, capacity), all) = call.exchange(own())?;
-            // All ranks have the same kernels. A rank's numbers are blocks and shared memory.
-            let least = |[a, b]: [u32; 2], [c, d]: &[u32; 2]| [a.min(*c), b.min(*d)];
-            let of_kernel = |i: usize| all.iter().map(|own| &own[i]).fold([u32::MAX; 2], least);
-            let resident: Vec<_> = (0..all[0].len()).map(of_kernel).collect();
-            let memory = LamportMemory::allocate(comm, capacity)?;
-            let barriers = if has_barriers { resident[0][0] } else { 0 };
-            let requirements = DevCommRequirements::new().lsa_barriers(barriers);
-            Ok(Self { compiled, dev_comm: comm.create_dev_comm(requirements)?, memory, resident })
-        })
+        let memory = LamportMemory::allocate(comm, capacity)?;
+        let barriers = if has_barriers { resident[0][0] } else { 0 };
+        let requirements = DevCommRequirements::new().lsa_barriers(barriers);
+        Ok(Self { compiled, dev_comm: comm.create_dev_comm(requirements)?, memory, resident })
     }
 
     /// Returns the shape of a launch whose clusters compute a pair of `gemm_wgmma`'s tiles at a

@@ -21,6 +21,8 @@ pub struct Matrices {
     pub(crate) shape: [u32; 3],
     pub(crate) groups: u32,
     pub(crate) transposed: [bool; 2],
+    /// The addresses of matrices of scales for A and B, or 0 without them.
+    pub(crate) block_scales: [u64; 2],
     pub(crate) epilogue: EpilogueArgs,
 }
 
@@ -42,6 +44,7 @@ impl Matrices {
             shape: extents.array(),
             groups: 1,
             transposed: [false; 2],
+            block_scales: [0; 2],
             epilogue: added.args(context, [rows_of_c, n])?,
         })
     }
@@ -65,6 +68,8 @@ pub(crate) fn map<T: Element>(
 #[derive(Clone, Copy)]
 pub(super) enum Prepared {
     Wide(LaunchConfig),
+    /// `gemm_blocks`, with a scale for each block of A and B.
+    Blocks(LaunchConfig),
     Tiled(Tiled),
 }
 
@@ -98,11 +103,10 @@ impl Gemm {
         let Some((Tiling { rows, columns, cluster, slices }, shape)) = swapped else {
             return Ok(None);
         };
-        let Some(tile_kernels) = kernels_of(plan, (rows, columns)) else { return Ok(None) };
-        let kernel = tile_kernels.kernels.iter().find(|kernel| kernel.key == T::DATA_TYPE);
+        let kernel = kernel_of(plan, (rows, columns), T::DATA_TYPE);
         let Some(kernel) = kernel else { return Ok(None) };
         let resident = (kernel.resident)(compiled, context, cluster.blocks())?;
-        let divided = (tile_kernels.divide)(shape, cluster, slices, resident);
+        let divided = (kernel.divide)(shape, cluster, slices, resident);
         let launch = kernel.launch;
         Ok(divided
             .map(|(division, config)| Prepared::Tiled(Tiled { config, division, slices, launch })))
@@ -120,8 +124,14 @@ impl Gemm {
         matrices: Matrices,
     ) -> Result<()> {
         let Matrices { a, b, c, shape: [m, n, k], transposed, epilogue, .. } = matrices;
-        let prepare = || self.prepare::<T, O>(extents, transposed);
-        let prepared = if matrices.are_aligned() { prepare()?.1 } else { None };
+        let prepared = match matrices.block_scales {
+            [0, 0] if !matrices.are_aligned() => None,
+            [0, 0] => self.prepare::<T, O>(extents, transposed)?.1,
+            _ if self.hopper.is_some() && (a | b | c | u64::from(k)).is_multiple_of(16) => {
+                wide_config(&self.compiled, matrices.shape)?.map(Prepared::Blocks)
+            }
+            _ => None,
+        };
         let _turn = self.order.begin(&self.stream)?;
         let ([ta, tb], target) = (transposed, self.compiled.on(&self.stream));
         // SAFETY: the caller passes matrices of the prepared shape that outlive the product.
@@ -141,6 +151,14 @@ impl Gemm {
                         DataType::Bfloat16 => bf16, DataType::Float16 => f16,
                         DataType::Float8e4m3 => F8E4M3, _ => F8E5M2
                     })
+                }
+                Some(Prepared::Blocks(config)) => {
+                    let ([a, b, c], unaligned) = wide_maps::<T, O>(&self.stream, matrices)?;
+                    let [scales_a, scales_b] = matrices.block_scales;
+                    let args = (a, b, c, unaligned, m, n, k, scales_a, scales_b, epilogue);
+                    with_type!(T::DATA_TYPE, Scaled => {
+                        kernels::gemm_blocks::<Scaled>::launch(args, config, &target)
+                    }; { DataType::Float8e4m3 => F8E4M3, _ => F8E5M2 })
                 }
                 None if size_of::<T>() == 1 => no_kernel::<T>(matrices),
                 None => {
@@ -211,7 +229,7 @@ pub(super) fn room(compiled: &Kernels, context: &Context) -> Result<ResidentClus
 
 /// Allocates memory for the slices of all blocks that are resident, zeroed, as `arrived` must be.
 pub(super) fn slice_memory(compiled: &Kernels, context: &Context) -> Result<SliceMemory> {
-    let tiles = SWAPPED_SLICED.iter().chain(&UNSWAPPED_SLICED).map(|kernels| kernels.tile);
+    let tiles = SWAPPED_SLICED.iter().chain(UNSWAPPED_SLICED).map(|kernel| kernel.tile);
     let largest = tiles.map(|(rows, columns)| (rows * columns) as usize).max().unwrap_or(1);
     // An allocation is not empty, also on a GPU without room, which has no plan with slices.
     let blocks = room(compiled, context)?.0[0].max(1) as usize;
@@ -249,21 +267,16 @@ pub(crate) fn wide_maps<T: GemmElement, O: GemmOutput<T>>(
     Ok(([a, b, map_of_c], unaligned))
 }
 
-/// The kernels with tiles of one size: one for each value of `K`, with a launch `L`.
-pub(crate) struct TileKernels<K: 'static, L: 'static> {
+/// A kernel for one size of tiles and one key, with a launch `L`.
+pub(crate) struct TileKernel<K, L> {
     /// [`Shape::M`] and [`Shape::N`].
     pub(crate) tile: (u32, u32),
     /// [`Shape::DEPTH`].
     pub(super) depth: u32,
-    /// [`divide`] for these tiles.
-    pub(crate) divide: Divide,
-    pub(crate) kernels: &'static [TileKernel<K, L>],
-}
-
-/// One of the [`TileKernels`].
-pub(crate) struct TileKernel<K, L> {
     /// The element type, or the number of ranks, for which the kernel is.
     pub(crate) key: K,
+    /// [`divide`] for these tiles.
+    pub(crate) divide: Divide,
     /// [`resident`] for clusters of this number of blocks.
     pub(crate) resident: fn(&Kernels, &Context, u32) -> Result<[u32; 2]>,
     pub(crate) launch: L,
@@ -271,9 +284,10 @@ pub(crate) struct TileKernel<K, L> {
 
 type Divide = fn([u32; 3], Cluster, u32, [u32; 2]) -> Option<(Division, LaunchConfig)>;
 
-impl<K, L> TileKernels<K, L> {
-    pub(crate) const fn new<S: Shape>(kernels: &'static [TileKernel<K, L>]) -> Self {
-        Self { tile: (S::M, S::N), depth: S::DEPTH, divide: divide::<S>, kernels }
+impl<K: Copy, L: Copy> TileKernel<K, L> {
+    pub(crate) const fn new<S: Shape, T: Kernel>(key: K, launch: L) -> Self {
+        let (divide, resident) = (divide::<S>, resident::<S, T>);
+        Self { tile: (S::M, S::N), depth: S::DEPTH, key, divide, resident, launch }
     }
 }
 
@@ -294,34 +308,39 @@ fn divide<S: Shape>(
     Some((division, config))
 }
 
-/// The kernels of a `Gemm` for a size of tiles, one for each type of A, B and C.
-type GemmKernels = TileKernels<DataType, LaunchTiled>;
+/// A kernel of a `Gemm`, for a type of A, B and C.
+type GemmKernel = TileKernel<DataType, LaunchTiled>;
 
-/// Returns the kernels for plans like this one with a size of `gemm_swapped`'s tiles.
-pub(super) fn kernels_of(plan: GemmPlan, tile: (u32, u32)) -> Option<&'static GemmKernels> {
-    let by_tile: &[GemmKernels] = match plan {
+/// Returns the kernel for plans like this one with a size of `gemm_swapped`'s tiles. For each size
+/// there are kernels of bf16 and of f16.
+pub(super) fn kernel_of(
+    plan: GemmPlan,
+    tile: (u32, u32),
+    data_type: DataType,
+) -> Option<&'static GemmKernel> {
+    let kernels: &[GemmKernel] = match plan {
         GemmPlan::Portable | GemmPlan::Wide => &[],
-        GemmPlan::Swapped(Tiling { slices: 1, .. }) => &SWAPPED,
-        GemmPlan::Swapped(_) => &SWAPPED_SLICED,
-        GemmPlan::Unswapped(Tiling { slices: 1, .. }) => &UNSWAPPED,
-        GemmPlan::Unswapped(_) => &UNSWAPPED_SLICED,
+        GemmPlan::Swapped(Tiling { slices: 1, .. }) => SWAPPED,
+        GemmPlan::Swapped(_) => SWAPPED_SLICED,
+        GemmPlan::Unswapped(Tiling { slices: 1, .. }) => UNSWAPPED,
+        GemmPlan::Unswapped(_) => UNSWAPPED_SLICED,
     };
-    by_tile.iter().find(|kernels| kernels.tile == tile)
+    kernels.iter().find(|kernel| kernel.tile == tile && kernel.key == data_type)
 }
 
 /// Defines the kernels for tiles of these shapes, by a kernel with its maps, which factor of its
 /// tiles is B, and the argument of slices if it has one. The A of `gemm_unswapped`'s tiles is B.
 macro_rules! tile_kernels {
     ($by_tile:ident $kernel:tt: $($shape:ident)*) => {
-        static $by_tile: [GemmKernels; [$(stringify!($shape)),*].len()] = [$({
-            type Tile = swapped::$shape;
-            TileKernels::new::<Tile>(&[
-                tile_kernels!(@kernel bf16 $kernel),
-                tile_kernels!(@kernel f16 $kernel),
-            ])
-        }),*];
+        static $by_tile: &[GemmKernel] = &[$(
+            tile_kernels!(@kernel $shape bf16 $kernel), tile_kernels!(@kernel $shape f16 $kernel)
+        ),*];
     };
-    (@kernel $type:ident ($kernel:ident, $maps:ident, $constant:ident $(, $slices:ident)?)) => {{
+    (
+        @kernel $shape:ident $type:ident
+        ($kernel:ident, $maps:ident, $constant:ident $(, $slices:ident)?)
+    ) => {{
+        type Tile = swapped::$shape;
         type Kernel = kernels::$kernel<$type, Tile>;
 
         unsafe fn launch(gemm: &Gemm, matrices: Matrices, tiled: &Tiled) -> Result<()> {
@@ -336,7 +355,7 @@ macro_rules! tile_kernels {
             unsafe { product.config(tiled.config).launch(&gemm.compiled.on(&gemm.stream)) }
         }
 
-        TileKernel { key: $type::DATA_TYPE, resident: resident::<Tile, Kernel>, launch }
+        GemmKernel::new::<Tile, Kernel>($type::DATA_TYPE, launch)
     }};
 }
 
@@ -393,26 +412,4 @@ fn unswapped_maps<T: Element, S: Shape>(
 ) -> Result<(TensorMap, TensorMap, u64)> {
     let map = |address, tiles| map::<T>(stream, address, tiles);
     Ok((map(a, [m, k, S::N / down])?, map(b, [n, k, S::M / across])?, c))
-}
-
-/// Enqueues a product whose A and B have matrices of scales at these addresses.
-///
-/// # Safety
-///
-/// All matrices have the elements of the shape, and stay allocated until the product has ended.
-pub(super) unsafe fn launch_blocks<T: GemmElement>(
-    Gemm { compiled, stream, hopper, .. }: &Gemm,
-    matrices: Matrices,
-    [scales_a, scales_b]: [u64; 2],
-) -> Result<()> {
-    let Matrices { a, b, c, shape: shape @ [m, n, k], epilogue, .. } = matrices;
-    let possible = hopper.is_some() && (a | b | c | u64::from(k)).is_multiple_of(16);
-    let config = if possible { wide_config(compiled, shape)? } else { None };
-    let Some(config) = config else { return no_kernel::<T>(matrices) };
-    let ([a, b, c], unaligned) = wide_maps::<T, T::Output>(stream, matrices)?;
-    let args = (a, b, c, unaligned, m, n, k, scales_a, scales_b, epilogue);
-    // SAFETY: the caller passes matrices and scales of the shape that outlive the product.
-    with_type!(T::DATA_TYPE, Scaled => unsafe {
-        kernels::gemm_blocks::<Scaled>::launch(args, config, &compiled.on(stream))
-    }; { DataType::Float8e4m3 => F8E4M3, _ => F8E5M2 })
 }

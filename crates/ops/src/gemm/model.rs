@@ -3,8 +3,9 @@
 use devcomm_kernels::gemm::gemm_swapped::Cluster;
 use devcomm_kernels::gemm::gemm_wgmma;
 
-use super::launches::kernels_of;
+use super::launches::kernel_of;
 use super::plan::{GemmPlan, Tiling};
+use crate::prelude::*;
 
 /// How many clusters of 1, 2, 4 and 8 blocks of `gemm_swapped` run on a GPU at the same time. A
 /// cluster runs within one graphics processing cluster (GPC): larger ones leave multiprocessors
@@ -100,10 +101,10 @@ fn steps(plan: GemmPlan, tiling: Tiling, shape: [u32; 3], room: ResidentClusters
     /// The least dynamic shared memory that a block of these kernels may have on Hopper.
     const SHARED: u32 = 226 << 10;
     let Tiling { rows, columns, cluster, slices } = tiling;
-    let tile_kernels = kernels_of(plan, (rows, columns))?;
+    let kernel = kernel_of(plan, (rows, columns), bf16::DATA_TYPE)?;
     let clusters = room.clusters(cluster.blocks()) as u32;
-    let (division, _) = (tile_kernels.divide)(shape, cluster, slices, [clusters, SHARED])?;
-    Some(division.stages * tile_kernels.depth)
+    let (division, _) = (kernel.divide)(shape, cluster, slices, [clusters, SHARED])?;
+    Some(division.stages * kernel.depth)
 }
 
 /// Returns the bytes in a clock from the L2 cache. For each step, a row that begins within a line

@@ -3,7 +3,7 @@
 use devcomm_kernels::gemm::gemm_swapped;
 use devcomm_kernels::gemm::gemm_swapped::Cluster;
 
-use super::launches::kernels_of;
+use super::launches::kernel_of;
 use super::model::{ResidentClusters, Rounds, clocks, exchange};
 use crate::plan::{Field, H100, H200, PlanText, plan_text};
 use crate::prelude::*;
@@ -69,7 +69,7 @@ impl GemmPlan {
             let tile = (rows, columns);
             let divides = slices == 1 || (2..=MOST_SLICES).contains(&slices) && cluster.splits == 1;
             divides
-                && kernels_of(self, tile).is_some()
+                && kernel_of(self, tile, bf16::DATA_TYPE).is_some()
                 && clusters(tile).any(|known| known == cluster)
         })
     }
@@ -84,14 +84,11 @@ impl PlanText for GemmPlan {
     const FORMS: &'static str = "portable, wide, or swapped or \
         unswapped:<rows>x<columns>:<splits>, which :<across>x<down> and then :<slices> may follow";
 
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("portable", Self::Portable), ("wide", Self::Wide)];
+
     fn from_fields(name: &str, fields: &[Field]) -> Option<Self> {
-        let &[(rows, Some(columns)), (splits, None), ref shares @ ..] = fields else {
-            return match (name, fields) {
-                ("portable", []) => Some(Self::Portable),
-                ("wide", []) => Some(Self::Wide),
-                _ => None,
-            };
-        };
+        let &[(rows, Some(columns)), (splits, None), ref shares @ ..] = fields else { return None };
         let (across, down, slices) = match *shares {
             [] => (1, 1, 1),
             [(across, Some(down))] => (across, down, 1),
@@ -108,12 +105,11 @@ impl PlanText for GemmPlan {
         plan.is_known().then_some(plan)
     }
 
-    fn fields(&self) -> (&'static str, Vec<Field>) {
-        let (name, tiling) = match *self {
-            Self::Portable => return ("portable", Vec::new()),
-            Self::Wide => return ("wide", Vec::new()),
+    fn fields(self) -> (&'static str, Vec<Field>) {
+        let (name, tiling) = match self {
             Self::Swapped(tiling) => ("swapped", tiling),
             Self::Unswapped(tiling) => ("unswapped", tiling),
+            Self::Portable | Self::Wide => return Default::default(),
         };
         let Tiling { rows, columns, cluster: Cluster { splits, across, down }, slices } = tiling;
         let mut fields = vec![(rows, Some(columns)), (splits, None)];
@@ -148,6 +144,10 @@ pub(crate) struct Candidates {
     plans: Vec<(f64, GemmPlan)>,
 }
 
+/// The times of plans that are measured, relative to the fastest by the model. The plan that was
+/// the fastest for 569 x 1368 x 14720 was expected to take 1.39 times as long.
+pub(crate) const LIKELY: f64 = 1.5;
+
 /// Bytes in a clock that an all-reduce sends: 330 GB/s.
 const SENT: f64 = 174.0;
 
@@ -168,11 +168,6 @@ impl Candidates {
         Self { extents, room, plans }
     }
 
-    /// Returns the plans, the one that is expected to be the fastest first.
-    pub(crate) fn plans(&self) -> impl Iterator<Item = GemmPlan> {
-        self.plans.iter().map(|(_, plan)| *plan)
-    }
-
     /// Returns the clocks of the first plan.
     fn fastest(&self) -> f64 {
         self.plans[0].0
@@ -182,10 +177,10 @@ impl Candidates {
         clocks(plan, self.extents.array(), self.room)
     }
 
-    /// Returns the plans that are expected to take at most 1.5 times as long as the first one. The
-    /// plan that was the fastest for 569 x 1368 x 14720 was expected to take 1.39 times as long.
-    pub(crate) fn likely(&self) -> impl Iterator<Item = GemmPlan> {
-        let most = 1.5 * self.fastest();
+    /// Returns the plans that are expected to take at most this many times as long as the fastest,
+    /// which comes first.
+    pub(crate) fn within(&self, times: f64) -> impl Iterator<Item = GemmPlan> {
+        let most = times * self.fastest();
         self.plans.iter().take_while(move |(clocks, _)| *clocks <= most).map(|(_, plan)| *plan)
     }
 

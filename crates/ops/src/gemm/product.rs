@@ -6,7 +6,7 @@ use devcomm_kernels::gemm::epilogue::{self, FusedArgs};
 use devcomm_kernels::gemm::gemm_blocks::BLOCK;
 
 use super::element::{GemmElement, GemmOutput, HalfElement, ScaledElement};
-use super::launches::{Matrices, launch_blocks};
+use super::launches::Matrices;
 use super::{Gemm, GemmPlan};
 use crate::prelude::*;
 
@@ -158,18 +158,14 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
             matrices.epilogue.scale_a = address(context, "the scale of A", a, 1, 1)?;
             matrices.epilogue.scale_b = address(context, "the scale of B", b, 1, 1)?;
         }
+        if let Some([a, b]) = &self.block_scales {
+            let [n, k] = [n, k].map(|extent| extent.div_ceil(BLOCK as usize));
+            let a = address(context, "the matrix of A's scales", a, k, m)?;
+            matrices.block_scales = [a, address(context, "the matrix of B's scales", b, n, k)?];
+        }
         // SAFETY: `checked` and `address` have checked the buffers' lengths; memory that is dropped
         // is freed after the work of the streams, and after the graphs.
-        unsafe {
-            let Some([scales_a, scales_b]) = &self.block_scales else {
-                return gemm.enqueue::<T, O>(extents, matrices);
-            };
-            let [n, k] = [n, k].map(|extent| extent.div_ceil(BLOCK as usize));
-            let scales_a = address(context, "the matrix of A's scales", scales_a, k, m)?;
-            let scales_b = address(context, "the matrix of B's scales", scales_b, n, k)?;
-            let _turn = gemm.order.begin(&gemm.stream)?;
-            launch_blocks::<T>(gemm, matrices, [scales_a, scales_b])
-        }
+        unsafe { gemm.enqueue::<T, O>(extents, matrices) }
     }
 
     /// Returns which factors are transposed. A single row or column is none: it is stored the same
@@ -228,10 +224,6 @@ pub(crate) struct Added<O> {
 
 impl<O> Added<O> {
     pub(crate) const NOTHING: Self = Self { bias: None, activation: None, residual: None };
-
-    pub(crate) fn is_nothing(&self) -> bool {
-        self.bias.is_none() && self.activation.is_none() && self.residual.is_none()
-    }
 
     /// Returns the argument for a product of `m x n` elements, without scales.
     pub(crate) fn args(&self, context: &Context, [m, n]: [usize; 2]) -> Result<EpilogueArgs> {

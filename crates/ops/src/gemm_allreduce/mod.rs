@@ -17,7 +17,7 @@ use self::wide::Wide;
 pub use self::wire::Wire;
 use crate::GemmPlan;
 use crate::fused::*;
-use crate::gemm::{self, Candidates, ResidentClusters};
+use crate::gemm::{self, Candidates, LIKELY, ResidentClusters};
 use crate::prelude::*;
 
 type Plan = GemmAllReducePlan;
@@ -97,10 +97,10 @@ impl FusedGemm<AllReduce> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a shape that no product has; those of the driver.
+    /// [`Error::InvalidInput`] for a shape that no product has.
     pub fn plans(&self, shape: [usize; 3]) -> Result<Vec<GemmAllReducePlan>> {
         let extents = Extents::with_aligned_rows(shape)?;
-        let few_rows = self.fusion.few_rows(&self.base, extents)?;
+        let few_rows = self.fusion.few_rows(&self.base, extents);
         Ok(self.fusion.plans_of(&self.base, extents, &few_rows))
     }
 }
@@ -108,23 +108,6 @@ impl FusedGemm<AllReduce> {
 impl AllReduce {
     fn wire(&self) -> Wire {
         self.strips.wire
-    }
-
-    /// Prepares the plans that shapes get by default. *Collective*.
-    fn prepare_defaults(&self, base: &Base<Self>) -> Result<()> {
-        if !self.exchanges_by_default {
-            return self.strips.prepare(base, Plan::Strips);
-        }
-        if self.wire() == Wire::Bf16 {
-            base.prepare_unfused()?;
-            if exchanges_few_rows(base) {
-                prepare_once(&self.swapped, || Swapped::new(base))?;
-            }
-        } else {
-            self.strips.prepare(base, Plan::Strips)?;
-        }
-        let has_wide = self.wide.fits(base, base.most) && fills(base, base.most);
-        if has_wide { self.wide.prepare(base, Plan::Wide) } else { Ok(()) }
     }
 
     /// Returns the plans for a shape, which end with those of `few_rows`.
@@ -143,7 +126,7 @@ impl AllReduce {
 
     /// Returns the plans with tiles of few rows for a shape, the one expected to be the fastest
     /// first.
-    fn few_rows(&self, base: &Base<Self>, extents: Extents) -> Result<FewRows> {
+    fn few_rows(&self, base: &Base<Self>, extents: Extents) -> FewRows {
         // All ranks have the same numbers of resident clusters: the ones that `swapped` agreed on
         // or, before it is prepared, estimates. So all choose the same plan.
         let usual = || ResidentClusters::usual(base.multiprocessors);
@@ -152,7 +135,7 @@ impl AllReduce {
         let can_exchange = self.exchanges && self.wire() == Wire::Bf16;
         let (mut measured, mut plans) = (None, Vec::new());
         if can_exchange && swapped::has_few_rows(extents) {
-            measured = gemm::measured(&base.context().device_name()?, extents);
+            measured = gemm::measured(&base.gpu, extents);
             let all = measured.into_iter().chain(candidates.exchanging());
             for plan in all.filter_map(Plan::of_few_rows) {
                 if !plans.contains(&plan) {
@@ -160,7 +143,7 @@ impl AllReduce {
                 }
             }
         }
-        Ok(FewRows { plans, measured, candidates })
+        FewRows { plans, measured, candidates }
     }
 }
 
@@ -215,6 +198,20 @@ impl Fusion for AllReduce {
         Extents::with_aligned_rows(shape)
     }
 
+    fn defaults(&self, base: &Base<Self>) -> Vec<Plan> {
+        let is_unfused = self.exchanges_by_default && self.wire() == Wire::Bf16;
+        let mut plans = vec![if is_unfused { Plan::Unfused } else { Plan::Strips }];
+        if is_unfused && exchanges_few_rows(base) {
+            // All tiles are prepared together.
+            plans.extend("swapped:8x64:1".parse::<Plan>());
+        }
+        let most = base.most;
+        if self.exchanges_by_default && self.wide.fits(base, most) && fills(base, most) {
+            plans.push(Plan::Wide);
+        }
+        plans
+    }
+
     fn rows(&self, _: &Base<Self>, extents: Extents) -> Result<[usize; 2]> {
         Ok([extents.lengths()[0]; 2])
     }
@@ -234,12 +231,8 @@ impl Fusion for AllReduce {
         })
     }
 
-    fn launch_unfused(
-        &self,
-        base: &Base<Self>,
-        Unfused { gemm, collectives }: &Unfused,
-        operands: &Operands,
-    ) -> Result<()> {
+    fn launch_unfused(&self, base: &Base<Self>, operands: &Operands) -> Result<()> {
+        let Unfused { gemm, collectives } = prepared(&base.unfused)?;
         let [m, n, _] = operands.extents.lengths();
         let c = operands.slices[2].slice(..m * n)?;
         // SAFETY: `operands` was checked. Memory that is dropped is freed after the work of the
@@ -263,16 +256,15 @@ impl Fusion for AllReduce {
         // What each GPU sends in an all-reduce of C.
         let ranks = base.comm.n_ranks() as f64;
         let bytes = 2.0 * (ranks - 1.0) / ranks * m as f64 * n as f64 * size_of::<bf16>() as f64;
-        if let Ok(few_rows) = self.few_rows(base, extents) {
-            let is_possible = |plan: &&Plan| self.swapped.supports(base, **plan, extents);
-            let first = few_rows.plans.iter().find(is_possible);
-            let hides = exchanges_few_rows(base) && hides_few_rows(extents);
-            if let Some(plan) = first.filter(|plan| hides && few_rows.is_good(**plan, bytes)) {
-                return how(*plan, "as there are few rows");
-            }
-            if fills && few_rows.candidates.hides(bytes) {
-                return how(wide, "as its tiles fill the GPU");
-            }
+        let few_rows = self.few_rows(base, extents);
+        let is_possible = |plan: &&Plan| self.swapped.supports(base, **plan, extents);
+        let first = few_rows.plans.iter().find(is_possible);
+        let hides = exchanges_few_rows(base) && hides_few_rows(extents);
+        if let Some(plan) = first.filter(|plan| hides && few_rows.is_good(**plan, bytes)) {
+            return how(*plan, "as there are few rows");
+        }
+        if fills && few_rows.candidates.hides(bytes) {
+            return how(wide, "as its tiles fill the GPU");
         }
         let reason =
             "as the product hides too little of the exchange, or no fused kernel does this shape";
@@ -281,10 +273,12 @@ impl Fusion for AllReduce {
 
     fn require(&self, base: &Base<Self>, plan: Plan) -> Result<()> {
         let wire = self.wire();
-        refuse_if!(
-            !wire.is_sent_by(plan),
-            "the plan `{plan}` does not send partial sums in {wire}: set `strips`"
-        );
+        let sends = match plan {
+            Plan::Strips => true,
+            Plan::Wide => wire != Wire::F32,
+            Plan::Swapped(_) | Plan::Unfused => wire == Wire::Bf16,
+        };
+        refuse_if!(!sends, "the plan `{plan}` does not send partial sums in {wire}: set `strips`");
         match plan {
             Plan::Wide | Plan::Swapped(_) if !self.exchanges => refuse(format!(
                 "the plan `{plan}` needs several ranks, all with Hopper GPUs, and there are {}: \
@@ -295,18 +289,20 @@ impl Fusion for AllReduce {
         }
     }
 
-    fn to_measure(&self, base: &Base<Self>, extents: Extents, expected: Plan) -> Result<Vec<Plan>> {
-        let few_rows = self.few_rows(base, extents)?;
-        let likely: Vec<_> = few_rows.candidates.likely().collect();
+    fn timed(&self, base: &Base<Self>, extents: Extents, usual: Plan) -> Vec<Plan> {
+        let few_rows = self.few_rows(base, extents);
+        let likely: Vec<_> = few_rows.candidates.within(LIKELY).collect();
         let is_likely = |plan: Plan| {
             plan.tiling().is_none_or(|tiling| likely.contains(&GemmPlan::Swapped(tiling)))
         };
         let mut plans = self.plans_of(base, extents, &few_rows);
-        plans.retain(|plan| *plan == expected || is_likely(*plan));
-        Ok(plans)
+        plans.retain(|plan| *plan == usual || is_likely(*plan));
+        plans
     }
 
     fn describe(&self, _: &Base<Self>) -> String {
-        format!("{}, {} blocks", self.wire(), self.strips.blocks)
+        let strips = self.strips.prepared.get();
+        let blocks = strips.map_or(String::new(), |strips| format!(", {} blocks", strips.blocks));
+        format!("{}{blocks}", self.wire())
     }
 }

@@ -1,9 +1,8 @@
-//! The options, and what the ranks agree on before they allocate: the grid, the workspace, and
-//! whether all GPUs are of Hopper's kind.
+//! The options.
 
 use std::num::NonZeroU32;
 
-use devcomm_kernels::gemm_allreduce::gemm_allreduce_mma::{SHARED, THREADS, workspace};
+use devcomm_kernels::gemm_allreduce::gemm_allreduce_mma::workspace;
 
 use super::strips::Strips;
 use super::wide::Wide;
@@ -57,49 +56,23 @@ impl GemmOptions {
         m: usize,
         n: usize,
     ) -> Result<GemmAllReduce> {
-        GemmAllReduce::create(comm, || {
-            let own = || {
-                comm.require_single_lsa_team()?;
-                check_most::<AllReduce>(comm, stream, [m, n])?;
-                let compiled = Kernels::load(comm.context(), &KERNELS.only(FILES))?;
-                let resident = by_wire!(self.wire, W => {
-                    type Strips = kernels::gemm_allreduce_mma<W>;
-                    compiled.resident_blocks::<Strips>(THREADS, SHARED)?
-                });
-                let blocks = self.max_blocks.map_or(resident, |most| resident.min(most.get()));
-                // The plans of a table are for GPUs of one name.
-                let gpu = hash(comm.context().device_name()?);
-                Ok((compiled, [gpu, is_hopper(comm).into(), blocks.into()]))
-            };
-            let (compiled, all) = self.call(comm, m, n).agree(own())?;
-            let blocks = all.iter().map(|[.., blocks]| *blocks as u32).min().unwrap_or(0);
-            let Self { wire, .. } = self;
-            let are_hopper = all.iter().all(|[_, is_hopper, _]| *is_hopper == 1);
-            let exchanges = are_hopper && wire != Wire::F32 && comm.n_ranks() >= 2;
-            let exchanges_by_default = exchanges && all.iter().all(|own| *own == all[0]);
-            let workspace = by_wire!(wire, W => workspace::<W>(m, n, comm.n_ranks()));
-            let Some(workspace) = workspace else {
-                return refuse(format!("a product of {m} x {n} elements is too large"));
-            };
-            let strips = Strips { compiled, wire, blocks, workspace, memory: OnceCell::new() };
-            let (wide, swapped) = (Wide { wire, prepared: OnceCell::new() }, OnceCell::new());
-            let fusion = AllReduce { exchanges, exchanges_by_default, strips, wide, swapped };
-            // Each type has its own plans.
-            let base = Base::new(comm, stream, [m, n], &format!("{}-{wire}", AllReduce::NAME))?;
-            fusion.prepare_defaults(&base)?;
-            Ok(FusedGemm { base, fusion })
-        })
-    }
-
-    /// Returns the collective call with the options, which it compares between the ranks.
-    fn call(self, comm: &Communicator, m: usize, n: usize) -> CollectiveCall<'_> {
         // Destructured, so that a new option cannot be forgotten here.
         let Self { max_blocks, wire } = self;
-        let call = comm.collective(NAME).option("m", m).option("n", n);
-        call.option("max_blocks", or_default(max_blocks)).option("wire", wire)
+        let options = [("max_blocks", or_default(max_blocks)), ("wire", wire.to_string())];
+        // Each type has its own plans.
+        let kept = format!("{}-{wire}", AllReduce::NAME);
+        GemmAllReduce::create(comm, stream, [m, n], (&kept, &options), |[can, are_alike]| {
+            let Some(workspace) = by_wire!(wire, W => workspace::<W>(m, n, comm.n_ranks())) else {
+                return refuse(format!("a product of {m} x {n} elements is too large"));
+            };
+            let exchanges = can && wire != Wire::F32 && comm.n_ranks() >= 2;
+            Ok(AllReduce {
+                exchanges,
+                exchanges_by_default: exchanges && are_alike,
+                strips: Strips { wire, max_blocks, workspace, prepared: OnceCell::new() },
+                wide: Wide { wire, prepared: OnceCell::new() },
+                swapped: OnceCell::new(),
+            })
+        })
     }
 }
-
-const NAME: &str = "GemmAllReduce::new";
-
-const FILES: &[&str] = &[kernels::gemm_allreduce_mma::<bf16>::FILE];

@@ -41,7 +41,7 @@ impl GemmAllReducePlan {
     /// Returns the fused plan with the tiles of a plan of few rows.
     pub(super) fn of_few_rows(plan: GemmPlan) -> Option<Self> {
         let GemmPlan::Swapped(tiling) = plan else { return None };
-        swapped::kernels_of(tiling).map(|_| Self::Swapped(tiling))
+        swapped::kernel_of(tiling, 2).map(|_| Self::Swapped(tiling))
     }
 }
 
@@ -70,22 +70,15 @@ plan_text!(GemmAllReducePlan);
 impl PlanText for GemmAllReducePlan {
     const FORMS: &'static str = "strips, wide, unfused, or swapped:<rows>x<columns>:<splits>";
 
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("strips", Self::Strips), ("wide", Self::Wide), ("unfused", Self::Unfused)];
+
     fn from_fields(name: &str, fields: &[Field]) -> Option<Self> {
-        match (name, fields) {
-            ("strips", []) => Some(Self::Strips),
-            ("wide", []) => Some(Self::Wide),
-            ("unfused", []) => Some(Self::Unfused),
-            _ => GemmPlan::from_fields(name, fields).and_then(Self::of_few_rows),
-        }
+        GemmPlan::from_fields(name, fields).and_then(Self::of_few_rows)
     }
 
-    fn fields(&self) -> (&'static str, Vec<Field>) {
-        match *self {
-            Self::Strips => ("strips", Vec::new()),
-            Self::Wide => ("wide", Vec::new()),
-            Self::Unfused => ("unfused", Vec::new()),
-            Self::Swapped(tiling) => GemmPlan::Swapped(tiling).fields(),
-        }
+    fn fields(self) -> (&'static str, Vec<Field>) {
+        self.tiling().map(|tiling| GemmPlan::Swapped(tiling).fields()).unwrap_or_default()
     }
 }
 

@@ -1,8 +1,6 @@
 //! The fused product of few rows on Hopper GPUs: its workspace and launches.
 
-use std::collections::HashMap;
-
-use devcomm_kernels::gemm::gemm_swapped::{self as shapes, Cluster, Division};
+use devcomm_kernels::gemm::gemm_swapped::{self as shapes, Division};
 use devcomm_kernels::gemm_allreduce::gemm_allreduce_swapped::slots;
 
 use super::{AllReduce, Plan};
@@ -17,49 +15,23 @@ pub(super) const MOST_ROWS: usize = 256;
 /// The kernels, and the memory of their messages.
 pub(super) struct Swapped {
     kernels: ExchangeKernels,
-    /// The clusters that are resident on all GPUs for each tile, and the dynamic shared memory that
-    /// a block may have.
-    resident: HashMap<Tiling, [u32; 2]>,
-    /// The index of the kernel for this number of ranks in each [`SwappedKernels`].
-    index: usize,
+    ranks: usize,
 }
 
 impl Swapped {
-    /// Loads the kernels, and allocates slots for products of up to the largest. *Collective*.
-    pub(super) fn new(base: &Base<AllReduce>) -> Result<Self> {
-        let index = usize::from(base.comm.n_ranks() != 2);
-        let load = || {
-            let set = KERNELS.only(&[kernels::gemm_allreduce_swapped::<shapes::M8N64, 2>::FILE]);
-            let compiled = Kernels::load(base.context(), &set)?;
-            let resident = tilings().map(|(Tiling { cluster, .. }, kernels)| {
-                (kernels.kernels[index].resident)(&compiled, base.context(), cluster.blocks())
-            });
-            let resident = resident.collect::<Result<_>>()?;
-            Ok((compiled, resident))
-        };
-        let slots = |[m, n]: [usize; 2]| slots(m.min(MOST_ROWS), n);
-        let (any_ranks, has_barriers) = ((&[][..], ""), false);
-        let kernels = ExchangeKernels::new(base, "swapped", any_ranks, slots, load, has_barriers)?;
-        let resident = tilings().map(|(tiling, _)| tiling).zip(kernels.resident.iter().copied());
-        Ok(Self { resident: resident.collect(), kernels, index })
-    }
-
     /// Returns the clusters that are resident on all GPUs, which are the same for all tiles.
     pub(super) fn room(&self) -> ResidentClusters {
-        ResidentClusters([1, 2, 4, 8].map(|splits| {
-            let cluster = Cluster { splits, across: 1, down: 1 };
-            let tiling = Tiling { rows: 128, columns: 128, cluster, slices: 1 };
-            self.resident.get(&tiling).map_or(0, |[clusters, _]| *clusters)
-        }))
+        ResidentClusters([0, 1, 2, 3].map(|log: usize| self.kernels.resident[log][0]))
     }
 
     /// Returns how a product is divided into these tiles; `None` if they cannot do it.
     fn division(&self, tiling: Tiling, extents: Extents) -> Option<(Division, LaunchConfig)> {
         let [m, n, _] = extents.lengths();
         let fits = slots(m, n).is_some_and(|slots| slots <= self.kernels.memory.capacity());
-        let kernels = kernels_of(tiling).filter(|_| fits && has_few_rows(extents))?;
-        let (Tiling { cluster, slices, .. }, resident) = (tiling, *self.resident.get(&tiling)?);
-        let (division, config) = (kernels.divide)(extents.array(), cluster, slices, resident)?;
+        let kernel = kernel_of(tiling, self.ranks).filter(|_| fits && has_few_rows(extents))?;
+        let Tiling { cluster, slices, .. } = tiling;
+        let resident = *self.kernels.resident.get(cluster.blocks().checked_ilog2()? as usize)?;
+        let (division, config) = (kernel.divide)(extents.array(), cluster, slices, resident)?;
         // A block waits only for what the peers' blocks of its index send before they wait.
         Some((division, config.without_cooperation()))
     }
@@ -72,27 +44,45 @@ impl Strategy<AllReduce> for OnceCell<Swapped> {
     }
 
     fn prepare(&self, base: &Base<AllReduce>, plan: Plan) -> Result<()> {
-        prepare_once(self, || Swapped::new(base))?;
-        match plan.tiling().and_then(kernels_of) {
-            Some(_) => Ok(()),
-            None => refuse(format!("no kernel exchanges tiles as those of the plan `{plan}`")),
-        }
+        refuse_if!(
+            !plan.tiling().is_some_and(is_known),
+            "no kernel exchanges tiles as those of the plan `{plan}`"
+        );
+        let (ranks, [m, n]) = (base.comm.n_ranks(), base.most);
+        let load = || {
+            let set = KERNELS.only(&[kernels::gemm_allreduce_swapped::<shapes::M8N64, 2>::FILE]);
+            let compiled = Kernels::load(base.context(), &set)?;
+            // For clusters of 1, 2, 4 and 8 blocks, what all tiles have.
+            let of_tiles = |blocks| {
+                KERNELS_BY_TILE.iter().filter(|kernel| kernel.is_for(ranks)).try_fold(
+                    [u32::MAX; 2],
+                    |[clusters, shared], kernel| {
+                        let [a, b] = (kernel.resident)(&compiled, base.context(), blocks)?;
+                        Ok([clusters.min(a), shared.min(b)])
+                    },
+                )
+            };
+            let resident = [1, 2, 4, 8].into_iter().map(of_tiles).collect::<Result<_>>()?;
+            Ok((compiled, resident))
+        };
+        base.prepare((self, plan), ANY_RANKS, load, |compiled, resident| {
+            let slots = slots(m.min(MOST_ROWS), n);
+            let kernels = ExchangeKernels::new(base, (compiled, resident), slots, false)?;
+            Ok(Swapped { kernels, ranks })
+        })
     }
 
     unsafe fn launch(&self, base: &Base<AllReduce>, plan: Plan, operands: &Operands) -> Result<()> {
         let swapped = prepared(self)?;
         let launch = plan.tiling().and_then(|tiling| {
-            Some((kernels_of(tiling)?, swapped.division(tiling, operands.extents)?))
+            Some((kernel_of(tiling, swapped.ranks)?, swapped.division(tiling, operands.extents)?))
         });
-        let Some((kernels, (division, config))) = launch else {
+        let Some((kernel, (division, config))) = launch else {
             return refuse(format!("the plan `{plan}` does no product of this shape"));
         };
         let division = Division { constant_b: base.constant_b, ..division };
         // SAFETY: the caller passes matrices that outlive the product, and orders the launches.
-        unsafe {
-            let launch = kernels.kernels[swapped.index].launch;
-            launch(swapped, &base.stream, operands.matrices, division, config)
-        }
+        unsafe { (kernel.launch)(swapped, &base.stream, operands.matrices, division, config) }
     }
 }
 
@@ -102,36 +92,38 @@ pub(super) fn has_few_rows(extents: Extents) -> bool {
     m <= MOST_ROWS && n.is_multiple_of(8)
 }
 
-/// Returns all tilings, each with its kernels.
-fn tilings() -> impl Iterator<Item = (Tiling, &'static SwappedKernels)> {
-    KERNELS_BY_TILE.iter().flat_map(|kernels| {
-        let (rows, columns) = kernels.tile;
-        let tiling = move |cluster| Tiling { rows, columns, cluster, slices: 1 };
-        clusters(kernels.tile).map(move |cluster| (tiling(cluster), kernels))
-    })
+/// Returns whether there is a kernel for tiles that are shared like this.
+fn is_known(tiling: Tiling) -> bool {
+    kernel_of(tiling, 2).is_some()
+        && clusters((tiling.rows, tiling.columns)).any(|known| known == tiling.cluster)
 }
 
-/// Returns the kernels with these tiles.
-pub(super) fn kernels_of(
-    Tiling { rows, columns, slices, .. }: Tiling,
-) -> Option<&'static SwappedKernels> {
-    KERNELS_BY_TILE.iter().find(|kernels| slices == 1 && kernels.tile == (rows, columns))
+/// Returns the kernel with these tiles for this number of ranks.
+pub(super) fn kernel_of(tiling: Tiling, ranks: usize) -> Option<&'static SwappedKernel> {
+    let Tiling { rows, columns, slices, .. } = tiling;
+    let mut kernels = KERNELS_BY_TILE.iter().filter(|kernel| kernel.is_for(ranks));
+    kernels.find(|kernel| slices == 1 && kernel.tile == (rows, columns))
 }
 
-/// The kernels for a size of tiles: for two ranks, and for any number (0).
-pub(super) type SwappedKernels = TileKernels<usize, Launch>;
+/// A kernel for two ranks, or for any number (0).
+pub(super) type SwappedKernel = TileKernel<usize, Launch>;
+
+impl SwappedKernel {
+    fn is_for(&self, ranks: usize) -> bool {
+        self.key == if ranks == 2 { 2 } else { 0 }
+    }
+}
 
 pub(super) type Launch =
     unsafe fn(&Swapped, &Stream, Matrices, Division, LaunchConfig) -> Result<()>;
 
 macro_rules! tile_kernels {
     ($($shape:ident)*) => {
-        static KERNELS_BY_TILE: [SwappedKernels; [$(stringify!($shape)),*].len()] = [$({
-            type Tile = shapes::$shape;
-            TileKernels::new::<Tile>(&[tile_kernels!(@kernel 2), tile_kernels!(@kernel 0)])
-        }),*];
+        static KERNELS_BY_TILE: &[SwappedKernel] =
+            &[$(tile_kernels!(@kernel $shape 2), tile_kernels!(@kernel $shape 0)),*];
     };
-    (@kernel $ranks:literal) => {{
+    (@kernel $shape:ident $ranks:literal) => {{
+        type Tile = shapes::$shape;
         type Kernel = kernels::gemm_allreduce_swapped<Tile, $ranks>;
 
         unsafe fn launch(
@@ -149,7 +141,7 @@ macro_rules! tile_kernels {
             unsafe { product.config(config).launch(&compiled.on(stream)) }
         }
 
-        TileKernel { key: $ranks, resident: resident::<Tile, Kernel>, launch }
+        SwappedKernel::new::<Tile, Kernel>($ranks, launch)
     }};
 }
 

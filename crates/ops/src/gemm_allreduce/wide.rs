@@ -49,7 +49,7 @@ impl Strategy<AllReduce> for Wide {
         self.prepared.get().is_some() && self.fits(base, [m, n])
     }
 
-    fn prepare(&self, base: &Base<AllReduce>, _: Plan) -> Result<()> {
+    fn prepare(&self, base: &Base<AllReduce>, plan: Plan) -> Result<()> {
         let (ranks, is_f8) = (base.comm.n_ranks(), self.wire == Wire::E4m3);
         let load = || {
             let compiled = Kernels::load(base.context(), &KERNELS.only(&[OneShot::FILE]))?;
@@ -61,21 +61,18 @@ impl Strategy<AllReduce> for Wide {
             };
             Ok((compiled, vec![[blocks, 0]]))
         };
-        let new = || {
-            let for_ranks = match is_f8 {
-                true => (&[2][..], "2 ranks if partial sums travel in e4m3"),
-                false => (&[2, 4, 8][..], "2, 4 or 8 ranks"),
-            };
-            let slots = |size| slots(size, ranks, self.wire);
-            let has_barriers = ranks > 2;
-            let wide = ExchangeKernels::new(base, "wide", for_ranks, slots, load, has_barriers)?;
+        let for_ranks = match is_f8 {
+            true => (&[2][..], "2 ranks if partial sums travel in e4m3"),
+            false => (&[2, 4, 8][..], "2, 4 or 8 ranks"),
+        };
+        base.prepare((&self.prepared, plan), for_ranks, load, |compiled, resident| {
+            let slots = slots(base.most, ranks, self.wire);
+            let wide = ExchangeKernels::new(base, (compiled, resident), slots, ranks > 2)?;
             // As many slots of 16 bytes as the messages have.
             let words = 4 * wide.memory.capacity() as usize;
             let own = is_f8.then(|| base.comm.mem_alloc(words)).transpose()?;
             Ok((wide, own))
-        };
-        let name = "GemmAllReduce: the plan wide";
-        prepare_once(&self.prepared, || base.comm.together(name, new))
+        })
     }
 
     unsafe fn launch(&self, base: &Base<AllReduce>, _: Plan, operands: &Operands) -> Result<()> {

@@ -1,6 +1,5 @@
 //! The types in which partial sums are sent.
 
-use super::GemmAllReducePlan;
 use crate::plan::names;
 
 /// The type in which the ranks of a [`GemmAllReduce`](super::GemmAllReduce) send partial sums: each
@@ -50,15 +49,6 @@ impl Wire {
                 let of_scale = (largest * 2_f32.powi(-17)).max(f32::MIN_POSITIVE * 2_f32.powi(-10));
                 half_unit(4).max(of_scale)
             }
-        }
-    }
-
-    /// Returns whether a plan can send partial sums in this type.
-    pub(super) fn is_sent_by(self, plan: GemmAllReducePlan) -> bool {
-        match plan {
-            GemmAllReducePlan::Strips => true,
-            GemmAllReducePlan::Wide => self != Self::F32,
-            _ => self == Self::Bf16,
         }
     }
 

@@ -28,7 +28,7 @@ fn tables_have_nothing_but_entries_and_comments() {
     for (gpu, table) in TABLES {
         for line in table.lines() {
             let comment = line.trim().is_empty() || line.starts_with('#');
-            assert!(comment || Entry::parse(line).is_some(), "{gpu}: {line}");
+            assert!(comment || parse_entry(line).is_some(), "{gpu}: {line}");
         }
     }
 }
@@ -87,9 +87,9 @@ fn plans_of_several_objects_leave_room_for_each_other() {
                 ..Request::by_nccl(CollectiveKind::AllReduce, "")
             };
             for (_, table) in TABLES {
-                for entry in table.lines().filter_map(Entry::parse) {
-                    let adapted = request.adapt(entry.plan);
-                    assert!(adapted.is_some_and(|plan| fits(&plan)), "{:?}", entry.plan);
+                for (.., plan) in table.lines().filter_map(parse_entry) {
+                    let adapted = request.adapt(plan);
+                    assert!(adapted.is_some_and(|plan| fits(&plan)), "{plan:?}");
                 }
             }
             let candidates = request.candidates(None);
@@ -184,4 +184,18 @@ fn a_name_of_no_collective_is_refused_with_the_names() {
     let error = "gather".parse::<CollectiveKind>().unwrap_err().to_string();
     assert!(error.starts_with("`gather` is no collective: "), "{error}");
     assert!(all.iter().all(|kind| error.contains(&kind.to_string())), "{error}");
+}
+
+#[test]
+fn only_collectives_that_may_normalise_ask_how_many_clusters_are_resident() {
+    let run = |rank: &devcomm_host::Rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let product = crate::GemmReduceScatter::new(comm, &stream, 6, 8)?;
+        let inner = &product.base.unfused.get().expect("it is prepared").collectives;
+        let own = CollectivesOptions::new().concurrent(1).build(comm)?;
+        let clusters = [inner, &own].map(|by| by.smallest.clusters(DataType::Float32, 1, 32));
+        assert!(clusters[0] == 0 && clusters[1] > 0, "{clusters:?}");
+        Ok::<_, Error>(())
+    };
+    devcomm_host::World::simulated(2).unwrap().run(run).unwrap();
 }

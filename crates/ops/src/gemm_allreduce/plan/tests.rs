@@ -25,3 +25,26 @@ fn plans_are_read_as_they_are_written() {
         assert!(error.starts_with(&format!("`{wrong}` is no plan")), "{error}");
     }
 }
+
+#[test]
+fn tiles_that_no_kernel_shares_are_refused_when_they_are_set() {
+    let run = |rank: &devcomm_host::Rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let product = crate::GemmAllReduce::new(comm, &stream, 64, 64)?;
+        let Ok(GemmAllReducePlan::Swapped(known)) = "swapped:8x64:2".parse() else {
+            return refuse("it is a plan of few rows");
+        };
+        product.set_plan(Some(GemmAllReducePlan::Swapped(known)))?;
+        let mut tilings = [known; 4];
+        tilings[0].cluster.splits = 0;
+        tilings[1].cluster.across = 2;
+        tilings[2].slices = 2;
+        tilings[3].rows = 256;
+        for plan in tilings.map(GemmAllReducePlan::Swapped) {
+            let error = product.set_plan(Some(plan)).unwrap_err().to_string();
+            assert!(error.contains("no kernel exchanges tiles"), "{plan}: {error}");
+        }
+        Ok::<_, Error>(())
+    };
+    devcomm_host::World::simulated(2).unwrap().run(run).unwrap();
+}
