@@ -73,8 +73,8 @@ struct Exchange<'a, const N: usize> {
     comm: &'a DevComm,
     memory: &'a LamportMemory,
     used: u32,
-    /// After an abort its sums mean nothing, but the block ends: other threads wait for those that
-    /// receive at named barriers, and for the stages and sums that these read at mbarriers.
+    /// The session. After an abort its sums mean nothing, but the block ends: other threads wait
+    /// for those that receive at named barriers, and for what these read at mbarriers.
     session: Option<Lamport<'a, N, false>>,
     /// The ranks of which a thread polls a vector at the same time, at most [`AT_ONCE`].
     at_once: usize,
