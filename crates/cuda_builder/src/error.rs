@@ -247,8 +247,8 @@ fn why_not_begun(messages: &str) -> &'static str {
     if messages.is_empty() {
         "; its messages are above"
     } else if messages.contains("is not supported by the following package") {
-        "; set DEVCOMM_KERNEL_TOOLCHAIN to a toolchain that is new enough, or to `user` for the one \
-         that cargo runs"
+        "; set DEVCOMM_KERNEL_TOOLCHAIN to a toolchain that is new enough, or to `user` for the \
+         one that cargo runs"
     } else {
         "; the first build needs the network, as `core` has dependencies of its own"
     }
