@@ -9,12 +9,15 @@ const LARGEST_EXPONENT: u32 = 8;
 const ROUND_UP: u32 = 0x1f_ffff;
 /// Bits of the fraction of an `f32`.
 const FRACTION: u32 = 23;
+/// The bits of the greatest finite `f32`.
+const LARGEST_FINITE: u32 = f32::MAX.to_bits();
 
 /// The scale of `F8E4M3`s: the least power of two, at least `2^-126`, such that no number is more
 /// than 448 times the scale.
 ///
 /// A number divided by the scale is exact, and all rounding is that to `F8E4M3`: to nearest, ties
-/// to even. Infinities become 448 times the scale, which is infinite; NaN stays.
+/// to even. Infinities become 448 times the scale, which is infinite; NaN stays. For finite numbers
+/// the scale is at most `2^119`, so that they stay finite: more than `1.75 * 2^127` becomes that.
 #[derive(Clone, Copy)]
 pub(crate) struct Scale {
     /// The exponent of the scale as an `f32`, with its bias of 127.
@@ -26,7 +29,8 @@ impl Scale {
 
     /// Returns the scale of numbers whose largest magnitude, NaN left out, is `largest`.
     pub(crate) fn of(largest: f32) -> Self {
-        let exponent = (largest.to_bits() + ROUND_UP) >> FRACTION;
+        let bits = largest.to_bits();
+        let exponent = (bits + ROUND_UP).min(LARGEST_FINITE).max(bits) >> FRACTION;
         Self { exponent: exponent.saturating_sub(LARGEST_EXPONENT).max(1) }
     }
 

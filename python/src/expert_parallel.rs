@@ -38,7 +38,8 @@ struct Experts {
 ///     the most rows that a rank receives. stream: as for GemmAllReduce.
 ///
 /// A step is `dispatch`, `group`, the experts' work on the rows, and `combine`; or `layer`, which
-/// is all of them. The number of tokens may differ between the ranks, and be 0.
+/// is all of them. The number of tokens may differ between the ranks, and be 0. If a capture by
+/// torch fails, the next operation is a `dispatch` or `layer`.
 #[pyclass(name = "ExpertParallel", module = "devcomm", frozen)]
 pub struct PyExpertParallel {
     own: Own<Products<Experts>>,

@@ -6,8 +6,10 @@ use cuda_std::atomic::{Atomic, Order, Scope, fence};
 use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
 use cuda_std::tma;
-use devcomm::{Simulation, TensorMap};
+use devcomm::{DevCommRequirements, GinConnectionType, Simulation, TensorMap};
 use devcomm_types::GridConstant;
+use nccl_device::DevComm;
+use nccl_device::gin::GinBackend;
 
 use crate::races::check;
 use crate::tensor::{aligned_shared, row};
@@ -267,5 +269,67 @@ fn a_fence_of_a_block_acquires_nothing_of_other_blocks() {
     check(&Simulation::new(1), 2, |gpu, form| {
         let (number, flag) = (gpu.buffer(&[0_u32])?, gpu.buffer(&[0_u32])?);
         gpu.launch(fences_twice::args(&number, &flag, form).grid(2).block(1))
+    });
+}
+
+/// A block stores a number and sets a flag; another one waits for the flag and the relaxed store
+/// by a third one after it, and loads the number. Forms: an acquiring load of the flag follows the
+/// relaxed ones; no load acquires; an acquiring load of another word follows.
+#[kernel]
+unsafe fn loads_again(number: *mut u32, flags: *mut u32, form: u32) {
+    // SAFETY: one thread per block, two flags; the races are what the test is for.
+    unsafe {
+        let [flag, next] = [0, 1].map(|at| Atomic::from_ptr(flags.add(at)));
+        match thread::block_idx_x() {
+            0 => {
+                mem::store(number, 7);
+                flag.store(1, Order::Release, Scope::Gpu);
+            }
+            1 => {
+                while flag.load(Order::Relaxed, Scope::Gpu) < 1 {}
+                next.store(1, Order::Relaxed, Scope::Gpu);
+                while flag.load(Order::Relaxed, Scope::Gpu) < 2 {}
+                let order = if form == 1 { Order::Relaxed } else { Order::Acquire };
+                let _ = if form == 2 { next } else { flag }.load(order, Scope::Gpu);
+                let _ = mem::load(number);
+            }
+            _ => {
+                while next.load(Order::Relaxed, Scope::Gpu) < 1 {}
+                flag.store(2, Order::Relaxed, Scope::Gpu);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_acquiring_load_acquires_what_relaxed_loads_of_the_word_have_seen() {
+    check(&Simulation::new(1), 3, |gpu, form| {
+        let (number, flags) = (gpu.buffer(&[0_u32])?, gpu.buffer(&[0_u32; 2])?);
+        gpu.launch(loads_again::args(&number, &flags, form).grid(3).block(1))
+    });
+}
+
+/// A thread resets a signal, and another one reads the signal's shadow. Forms: after
+/// `sync_threads`; without that.
+#[kernel(B = gin)]
+unsafe fn resets<B: GinBackend>(comm: DevComm, form: u32) {
+    let (gin, signal) = (comm.gin::<B>(0), comm.signal(0));
+    if thread::thread_idx_x() == 0 {
+        gin.reset_signal(signal);
+    }
+    if form == 0 {
+        thread::sync_threads();
+    }
+    if thread::thread_idx_x() == 1 {
+        let _ = gin.signal_shadow(signal);
+    }
+}
+
+#[test]
+fn a_reset_of_a_signal_races_with_a_read_of_its_shadow() {
+    check(&Simulation::new(1), 2, |gpu, form| {
+        let asked = DevCommRequirements::new().gin_connection(GinConnectionType::Full);
+        let comm = gpu.dev_comm(asked.gin_signals(1))?;
+        gpu.launch(resets::args(&comm, form).grid(1).block(2))
     });
 }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use devcomm_locate::PTXAS_MIN;
+
 use crate::error::Error;
 
 macro_rules! architectures {
@@ -71,6 +73,12 @@ impl NvvmArch {
     pub(crate) fn ptx_feature(self) -> String {
         format!("+ptx{}", self.oldest_ptx().max(NCCL_PTX))
     }
+
+    /// Returns the CUDA version of the oldest `ptxas` with this architecture.
+    pub(crate) const fn oldest_ptxas(self) -> (u32, u32) {
+        // CUDA 12.8 has PTX 8.7, and CUDA 12.9 has PTX 8.8.
+        if self.oldest_ptx() > 87 { (12, 9) } else { PTXAS_MIN }
+    }
 }
 
 impl fmt::Display for NvvmArch {
@@ -113,5 +121,7 @@ mod tests {
     fn ptx_is_new_enough_for_nccl_and_for_the_architecture() {
         assert_eq!(NvvmArch::Compute90.ptx_feature(), "+ptx86");
         assert_eq!(NvvmArch::Compute103.ptx_feature(), "+ptx88");
+        assert_eq!(NvvmArch::Compute120a.oldest_ptxas(), (12, 8));
+        assert_eq!(NvvmArch::Compute103a.oldest_ptxas(), (12, 9));
     }
 }

@@ -56,7 +56,8 @@ pub struct Kernel {
     pub file: String,
     /// The parameters, in order.
     pub params: Vec<Param>,
-    /// Whether the kernel opens LSA barrier sessions: a launch then needs one barrier per block.
+    /// Whether the kernel opens sessions on the LSA barriers of the device communicator: a launch
+    /// then needs one barrier per block.
     #[serde(default)]
     pub lsa_barriers: bool,
     /// The resources that `ptxas` reports; `None` without `ptxas`.

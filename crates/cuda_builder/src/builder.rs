@@ -13,6 +13,7 @@ use crate::cache::{Cache, Entry, copy_if_changed, write_if_changed};
 use crate::compile::{Compile, Panics};
 use crate::error::Error;
 use crate::link::{self, PrepareNccl};
+use crate::metadata;
 use crate::modules::{Modules, Nccl};
 use crate::package::{self, KernelPackage};
 use crate::ptxas::Ptxas;
@@ -44,6 +45,11 @@ pub struct CudaBuilder {
 impl CudaBuilder {
     /// Returns a builder for the kernel package with this name, in the calling package's workspace,
     /// among its path dependencies, or among its own dependencies from a registry.
+    ///
+    /// The kernels are built with the features that the calling package's manifest enables in its
+    /// dependency on them, and with those that its own features enable (`fast = ["kernels/fast"]`);
+    /// for kernels from a registry only its default features count. Features that only other
+    /// packages enable are not on.
     pub fn new(package: impl Into<String>) -> Self {
         Self {
             package: package.into(),
@@ -220,10 +226,7 @@ impl CudaBuilder {
             None => script_variable("CARGO_MANIFEST_DIR", "manifest_dir")?,
         };
         let package = package::find(&self.package, &manifest_dir)?;
-        if in_script {
-            script::watch(&package.sources);
-        }
-        let toolchain = Toolchain::find(self.rustc.as_deref(), package.needs)?;
+        let toolchain = Toolchain::find(self.rustc.as_deref(), package.needs.as_ref())?;
         let tell = |text: &str| match in_script {
             true => script::warn(text),
             false => eprintln!("warning: {text}"),
@@ -243,6 +246,9 @@ impl CudaBuilder {
             quiet: in_script,
         };
         let compiled = compile.run()?;
+        if in_script {
+            script::watch(package.sources.iter().chain(&compiled.sources));
+        }
 
         let scratch = tempfile::Builder::new().prefix("link-").tempdir_in(&target);
         let scratch = scratch.map_err(Error::io("create a folder in", &target))?;
@@ -262,13 +268,13 @@ impl CudaBuilder {
         let uses_nccl = sources.iter().any(KernelFile::uses_nccl);
         let nccl = uses_nccl.then(|| self.prepare_nccl(&workers, &target)).transpose()?;
         if let (true, Some(nccl)) = (in_script, &nccl) {
-            script::watch(std::slice::from_ref(&nccl.source));
+            script::watch([&nccl.source]);
         }
         let modules = Modules {
             toolchain: &toolchain,
             workers: &workers,
             nccl,
-            ptxas: if self.assemble { Ptxas::find()? } else { None },
+            ptxas: if self.assemble { Ptxas::find(architectures(&sources, arch)?)? } else { None },
             line_tables: self.line_tables,
             cache: Cache { folder: target.join("modules"), hashes: true },
             arch,
@@ -388,6 +394,12 @@ impl CudaBuilder {
         write_if_changed(&index, artifact::index(&modules, None).as_bytes())?;
         Ok(Artifacts { folder: folder.to_owned(), index, modules, missing: None })
     }
+}
+
+/// Returns the architecture of each file.
+fn architectures(sources: &[KernelFile], build: NvvmArch) -> Result<Vec<NvvmArch>, Error> {
+    let arch = |source: &KernelFile| metadata::arch_of(&source.file, &source.kernels, build);
+    sources.iter().map(arch).collect()
 }
 
 /// Creates the folder in `DEVCOMM_DUMP_IR`, if it is set.

@@ -51,6 +51,8 @@ pub(crate) struct Compile<'a> {
 pub(crate) struct Compiled {
     pub(crate) kernels: PathBuf,
     pub(crate) libraries: Vec<PathBuf>,
+    /// The source files outside of the package's [`sources`](KernelPackage::sources).
+    pub(crate) sources: Vec<PathBuf>,
 }
 
 /// A library compiled for the GPU.
@@ -71,7 +73,7 @@ impl Compile<'_> {
         let mut flags = self.rustflags();
         flags.push(format!("--sysroot={}", sysroot.folder.display()));
         let mut command = self.command(&package.name, &package.manifest, self.target_dir, &flags);
-        command.arg("--");
+        command.args(&package.features).arg("--");
         for feature in self.missing_features() {
             command.arg(format!("-Zcrate-attr=feature({feature})"));
         }
@@ -82,9 +84,23 @@ impl Compile<'_> {
         let kernels = libraries.iter().position(|library| library.source == package.root_file);
         let kernels = kernels
             .ok_or_else(|| self.failed(format!("it did not report package `{}`", package.name)))?;
-        let kernels = libraries.swap_remove(kernels).bitcode;
+        let Library { library, bitcode: kernels, .. } = libraries.swap_remove(kernels);
+        let sources = self.sources(&library)?;
         let libraries = libraries.into_iter().map(|library| library.bitcode);
-        Ok(Compiled { kernels, libraries: libraries.chain(sysroot.bitcode).collect() })
+        Ok(Compiled { kernels, libraries: libraries.chain(sysroot.bitcode).collect(), sources })
+    }
+
+    /// Returns the source files that cargo lists next to a library, those of path dependencies too,
+    /// without the package's own and those that build scripts generate.
+    fn sources(&self, library: &Path) -> Result<Vec<PathBuf>, Error> {
+        let list = library.with_extension("d");
+        let text = fs::read_to_string(&list).map_err(Error::io("read", &list))?;
+        let files = text.trim_end().split_once(": ").map_or("", |(_, files)| files);
+        // A backslash precedes a space in a path.
+        let files = files.replace("\\ ", "\0");
+        let files = files.split(' ').map(|file| PathBuf::from(file.replace('\0', " ")));
+        let known = self.package.sources.iter().map(PathBuf::as_path).chain([self.target_dir]);
+        Ok(files.filter(|file| !known.clone().any(|at| file.starts_with(at))).collect())
     }
 
     fn failed(&self, reason: String) -> Error {

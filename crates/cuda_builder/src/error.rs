@@ -144,10 +144,11 @@ pub enum Error {
         /// The version.
         version: String,
     },
-    /// Cargo could not start the build: `core` has dependencies, which it downloads once.
+    /// Cargo could not start the build: a package needs a newer Rust, or `core` has dependencies,
+    /// which it downloads once.
     #[error(
-        "cargo cannot start to build the kernel package `{package}`; the first build needs the \
-         network, as `core` has dependencies of its own\n{messages}"
+        "cargo cannot start to build the kernel package `{package}`{}\n{messages}",
+        why_not_begun(messages)
     )]
     NotBegun {
         /// The package.
@@ -239,6 +240,18 @@ impl fmt::Debug for Error {
 /// Returns each advice on a line of its own.
 fn lines_of(advice: &[&str]) -> String {
     advice.iter().map(|advice| format!("\n  note: {advice}")).collect()
+}
+
+/// Returns what to do if cargo did not start, by its messages.
+fn why_not_begun(messages: &str) -> &'static str {
+    if messages.is_empty() {
+        "; its messages are above"
+    } else if messages.contains("is not supported by the following package") {
+        "; set DEVCOMM_KERNEL_TOOLCHAIN to a toolchain that is new enough, or to `user` for the \
+         one that cargo runs"
+    } else {
+        "; the first build needs the network, as `core` has dependencies of its own"
+    }
 }
 
 fn known_architectures() -> String {

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use crate::arch::NvvmArch;
 use crate::artifact::{ModuleArtifact, NcclCode, Sidecar, kernels, read_ptx};
 use crate::cache::write_if_changed;
 use crate::error::Error;
@@ -23,7 +24,7 @@ impl ModuleArtifact {
         let text = fs::read_to_string(ptx).map_err(Error::io("read", ptx))?;
         let read = read_ptx(&file, &text)?;
         let output = ptx.with_extension("cubin");
-        let (cubin, resources) = match Ptxas::find()? {
+        let (cubin, resources) = match Ptxas::find(read.target.parse::<NvvmArch>())? {
             Some(ptxas) => {
                 let resources = ptxas.assemble(&file, &read.target, ptx, &output, true)?;
                 (Some(output), Some(resources))

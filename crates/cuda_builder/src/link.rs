@@ -42,7 +42,7 @@ pub(crate) const BACK_ENDS: [&[&str]; 3] = [
 ];
 
 /// Part of each cache key: change it when equal inputs give another result.
-pub(crate) const REVISION: u32 = 20;
+pub(crate) const REVISION: u32 = 21;
 
 /// A request to prepare NCCL's bitcode.
 #[derive(Debug, Serialize, Deserialize)]
@@ -101,12 +101,18 @@ pub(crate) struct Link {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Linked {
     pub(crate) ptx: String,
-    /// The kernels that open LSA barrier sessions.
+    /// The kernels that open sessions on the device communicator's LSA barriers.
     pub(crate) lsa_barriers: Vec<String>,
 }
 
 /// NCCL's function that opens an LSA barrier session.
 const OPEN_LSA_BARRIER: &str = "ncclLsaBarrierSessionInit";
+
+/// What `nccl_device` calls where a kernel takes the LSA barriers of the device communicator.
+const BUILT_IN: &str = "devcomm_built_in_lsa_barriers";
+
+/// What it calls where a kernel takes a set of LSA barriers by a handle.
+const BY_HANDLE: &str = "devcomm_lsa_barriers_by_handle";
 
 /// Links and compiles one kernel file.
 pub(crate) fn link(llvm: &Llvm, job: &Link) -> Result<Linked> {
@@ -122,6 +128,7 @@ pub(crate) fn link(llvm: &Llvm, job: &Link) -> Result<Linked> {
         check_signatures(&module, &nccl)?;
         module.link_in(nccl)?;
     }
+    let lsa_barriers = built_in_barriers(&module, &job.kernels);
     move_shared_memory(&module)?;
     pass_by_value(&module)?;
     set_attribute(&module, &job.kernels, &job.max_threads, "nvvm.maxntid");
@@ -131,7 +138,6 @@ pub(crate) fn link(llvm: &Llvm, job: &Link) -> Result<Linked> {
     export_only(&module, &job.kernels);
     module.verify()?;
     dump(&module, job, "before")?;
-    let lsa_barriers = callers(&module, &job.kernels, OPEN_LSA_BARRIER);
 
     let machine = TargetMachine::new(llvm, &job.cpu, &job.features)?;
     module.optimise(&machine, CLEAN)?;
@@ -143,6 +149,22 @@ pub(crate) fn link(llvm: &Llvm, job: &Link) -> Result<Linked> {
     check_resolved(&module)?;
     check_supported(&module)?;
     Ok(Linked { ptx: module.emit(&machine)?, lsa_barriers })
+}
+
+/// Returns the kernels that open sessions on the device communicator's LSA barriers, and removes
+/// the calls that tell so. A kernel that calls neither has NCCL's function from
+/// `nccl_device::raw`.
+fn built_in_barriers(module: &Module<'_>, kernels: &[String]) -> Vec<String> {
+    let mut open = callers(module, kernels, OPEN_LSA_BARRIER);
+    let [built_in, by_handle] = [BUILT_IN, BY_HANDLE].map(|name| callers(module, kernels, name));
+    open.retain(|kernel| built_in.contains(kernel) || !by_handle.contains(kernel));
+    for instruction in module.functions().into_iter().flat_map(|one| one.instructions()) {
+        let called = instruction.call().and_then(|(called, _)| called.as_function());
+        if called.is_some_and(|called| [BUILT_IN, BY_HANDLE].contains(&&*called.name())) {
+            instruction.remove();
+        }
+    }
+    open
 }
 
 /// Returns the kernels that call a function directly or indirectly.

@@ -215,7 +215,7 @@ struct Module<'a> {
 struct Attempt {
     text: String,
     ptx: Ptx,
-    /// The kernels that open LSA barrier sessions.
+    /// The kernels that open sessions on the device communicator's LSA barriers.
     lsa_barriers: Vec<String>,
     resources: Option<Vec<(String, Resources)>>,
     /// The cubin.

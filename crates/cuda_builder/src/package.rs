@@ -1,11 +1,16 @@
 //! Finds the kernel package and the sources that its kernels depend on.
 
+use std::env;
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package, TargetKind};
+use cargo_metadata::semver::Version;
+use cargo_metadata::{Dependency, DependencyKind, Metadata, MetadataCommand, Package, TargetKind};
 
 use crate::compile::TARGET;
 use crate::error::Error;
+
+const MANIFEST: &str = "Cargo.toml";
 
 /// The kernel package.
 #[derive(Debug)]
@@ -15,10 +20,12 @@ pub(crate) struct KernelPackage {
     pub(crate) manifest: PathBuf,
     /// Root source file of its library.
     pub(crate) root_file: PathBuf,
-    /// Source folders and files of the kernels, with those of path dependencies.
+    /// Cargo's arguments for the features that the calling package enables.
+    pub(crate) features: Vec<String>,
+    /// Source folders and manifests of the kernels, with those of path dependencies.
     pub(crate) sources: Vec<PathBuf>,
-    /// The minor version of Rust (1.x) that its manifest asks for, if any.
-    pub(crate) needs: Option<u64>,
+    /// The newest Rust that its manifest or that of a path dependency asks for, if any.
+    pub(crate) needs: Option<Version>,
     /// The workspace that was searched.
     pub(crate) workspace: PathBuf,
     /// The target folder.
@@ -28,7 +35,7 @@ pub(crate) struct KernelPackage {
 /// Looks for `name` in the workspace of `manifest_dir`, then among its path dependencies, then
 /// among its other dependencies.
 pub(crate) fn find(name: &str, manifest_dir: &Path) -> Result<KernelPackage, Error> {
-    let manifest = manifest_dir.join("Cargo.toml");
+    let manifest = manifest_dir.join(MANIFEST);
     let mut graph = PackageGraph::default();
     let metadata = graph.read(&manifest)?;
     let target = metadata.target_directory.into_std_path_buf();
@@ -38,11 +45,14 @@ pub(crate) fn find(name: &str, manifest_dir: &Path) -> Result<KernelPackage, Err
         graph.follow(folders)?;
     }
     let mut package = graph.named(name).cloned();
-    let built_by = match &package {
-        Some(package) => package.manifest_path.clone().into_std_path_buf(),
+    let (built_by, features) = match &package {
+        Some(package) => {
+            (package.manifest_path.clone().into_std_path_buf(), graph.features(name, &manifest))
+        }
         None => {
+            // Cargo takes the features from the manifests of the workspace that it builds.
             package = graph.dependency(name, &manifest)?;
-            manifest.clone()
+            (manifest.clone(), Vec::new())
         }
     };
     let Some(package) = package else {
@@ -52,13 +62,15 @@ pub(crate) fn find(name: &str, manifest_dir: &Path) -> Result<KernelPackage, Err
         return Err(Error::NoPackage { package: name.to_owned(), manifest, known });
     };
     let root_file = root_file(&package).ok_or_else(|| Error::NoLibrary(name.to_owned()))?;
-    let sources = graph.sources(&package)?;
+    let folders = graph.with_path_dependencies(&package)?;
+    let needs = folders.iter().filter_map(|folder| graph.at(folder)?.rust_version.clone()).max();
     Ok(KernelPackage {
         name: name.to_owned(),
         manifest: built_by,
         root_file,
-        sources,
-        needs: package.rust_version.map(|version| version.minor),
+        features,
+        sources: graph.sources(folders),
+        needs,
         workspace,
         target,
     })
@@ -110,7 +122,7 @@ impl PackageGraph {
             if self.at(&folder).is_some() {
                 continue;
             }
-            let metadata = self.read(&folder.join("Cargo.toml"))?;
+            let metadata = self.read(&folder.join(MANIFEST))?;
             folders.extend(metadata.packages.iter().flat_map(path_dependencies));
             // A folder may have a second name, by a symbolic link, under which it is not found.
             folders.retain(|other| *other != folder);
@@ -135,38 +147,68 @@ impl PackageGraph {
         Ok(metadata.packages.into_iter().find(|package| package.name == name))
     }
 
-    /// Returns the sources of a package and of its path dependencies, with the manifests and lock
-    /// files of their workspaces, which have versions and features of dependencies.
-    fn sources(&mut self, package: &Package) -> Result<Vec<PathBuf>, Error> {
+    /// Returns cargo's arguments for the features of package `name` that the package of `manifest`
+    /// enables, if it depends on it: those in its manifest, and in a build script those that its
+    /// own features enable.
+    fn features(&self, name: &str, manifest: &Path) -> Vec<String> {
+        let path = |path: &Path| fs::canonicalize(path).ok();
+        let caller = self.all().find(|one| path(one.manifest_path.as_std_path()) == path(manifest));
+        let Some(caller) = caller else { return Vec::new() };
+        let is_it = |one: &&Dependency| one.name == name && one.kind == DependencyKind::Normal;
+        let declared = || caller.dependencies.iter().filter(is_it);
+        let mut features: Vec<&str> =
+            declared().flat_map(|one| &one.features).map(String::as_str).collect();
+        // Cargo sets a variable for each feature of the package whose build script this is.
+        let own =
+            env::var_os("CARGO_MANIFEST_DIR").map(|folder| PathBuf::from(folder).join(MANIFEST));
+        let is_script = own.is_some_and(|own| path(&own) == path(manifest));
+        let is_on = |feature: &str| {
+            let name = feature.to_uppercase().replace('-', "_");
+            is_script && env::var_os(format!("CARGO_FEATURE_{name}")).is_some()
+        };
+        let on = caller.features.iter().filter(|(feature, _)| is_on(feature));
+        for (dependency, feature) in
+            on.flat_map(|(_, all)| all).filter_map(|one| one.split_once('/'))
+        {
+            let dependency = dependency.trim_end_matches('?');
+            if declared().any(|one| one.rename.as_ref().unwrap_or(&one.name) == dependency) {
+                features.push(feature);
+            }
+        }
+        let mut arguments = vec![format!("--features={}", features.join(","))];
+        if declared().count() > 0 && !declared().any(|one| one.uses_default_features) {
+            arguments.push("--no-default-features".to_owned());
+        }
+        arguments
+    }
+
+    /// Returns the folders of a package and of its path dependencies.
+    fn with_path_dependencies(&mut self, package: &Package) -> Result<Vec<PathBuf>, Error> {
         let mut folders = vec![package_folder(package)];
-        let mut files = vec![root_file(package)];
         let mut index = 0;
         while let Some(folder) = folders.get(index).cloned() {
             index += 1;
             self.follow(vec![folder.clone()])?;
-            let Some(package) = self.at(&folder) else { continue };
-            files.push(root_file(package));
-            for dependency in path_dependencies(package) {
+            for dependency in self.at(&folder).map(path_dependencies).unwrap_or_default() {
                 if !folders.contains(&dependency) {
                     folders.push(dependency);
                 }
             }
         }
+        Ok(folders)
+    }
+
+    /// Returns the sources in these folders, with the manifests and lock files of their workspaces,
+    /// which have versions and features of dependencies.
+    fn sources(&self, folders: Vec<PathBuf>) -> Vec<PathBuf> {
         let in_each = |folders: Vec<PathBuf>, names: &'static [&str]| {
             let all = folders.into_iter();
             all.flat_map(|folder| names.iter().map(move |name| folder.join(name)))
         };
-        let mut sources: Vec<PathBuf> = in_each(folders, &["Cargo.toml", "build.rs", "src"])
-            .chain(in_each(self.workspaces.clone(), &["Cargo.toml", "Cargo.lock"]))
+        in_each(folders, &[MANIFEST, "build.rs", "src"])
+            .chain(in_each(self.workspaces.clone(), &[MANIFEST, "Cargo.lock"]))
             .filter(|path| path.exists())
-            .collect();
-        // A library's root file may lie outside of `src`.
-        for file in files.into_iter().flatten() {
-            if !sources.iter().any(|source| file.starts_with(source)) {
-                sources.push(file);
-            }
-        }
-        Ok(sources)
+            .collect()
     }
 }
 
@@ -194,7 +236,6 @@ fn path_dependencies(package: &Package) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
 
     #[test]
     fn packages_of_one_name_in_two_workspaces_are_both_sources() {
@@ -209,10 +250,10 @@ mod tests {
             let (package, name) = (root.join(package), package.split('/').nth(1).unwrap());
             fs::create_dir_all(package.join("src")).unwrap();
             fs::write(package.join("src/lib.rs"), "").unwrap();
-            fs::write(package.join("root.rs"), "").unwrap();
+            let rust = if name == "geometry" { "1.97.2" } else { "1.95" };
             let manifest = format!(
-                "[package]\nname = \"{name}\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n\
-                 [lib]\npath = \"root.rs\"\n\n[dependencies]\n{dependencies}\n"
+                "[package]\nname = \"{name}\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\
+                 rust-version = \"{rust}\"\n\n[dependencies]\n{dependencies}\n"
             );
             fs::write(package.join("Cargo.toml"), manifest).unwrap();
         }
@@ -221,15 +262,10 @@ mod tests {
             fs::write(root.join(workspace).join("Cargo.toml"), manifest).unwrap();
         }
         let kernels = find("kernels", &root.join("a/kernels")).unwrap();
-        for source in [
-            "a/kernels/src",
-            "a/kernels/root.rs",
-            "b/geometry/src",
-            "b/geometry/root.rs",
-            "b/common/src",
-            "a/Cargo.toml",
-            "b/Cargo.toml",
-        ] {
+        assert_eq!(kernels.needs, Some(Version::new(1, 97, 2)));
+        for source in
+            ["a/kernels/src", "b/geometry/src", "b/common/src", "a/Cargo.toml", "b/Cargo.toml"]
+        {
             assert!(kernels.sources.contains(&root.join(source)), "{:?}", kernels.sources);
         }
         assert!(!kernels.sources.contains(&root.join("a/common/src")), "{:?}", kernels.sources);

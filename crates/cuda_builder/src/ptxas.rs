@@ -5,8 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use devcomm_locate::PTXAS_MIN;
 use serde::{Deserialize, Serialize};
 
+use crate::arch::NvvmArch;
 use crate::error::Error;
 use crate::lines::Lines;
 
@@ -52,9 +54,10 @@ pub(crate) struct Ptxas {
 }
 
 impl Ptxas {
-    /// Finds an installed `ptxas`, if any.
-    pub(crate) fn find() -> Result<Option<Self>, Error> {
-        let Ok(program) = devcomm_locate::find_ptxas() else {
+    /// Finds an installed `ptxas` that knows these architectures, if any.
+    pub(crate) fn find(archs: impl IntoIterator<Item = NvvmArch>) -> Result<Option<Self>, Error> {
+        let oldest = archs.into_iter().map(NvvmArch::oldest_ptxas).max().unwrap_or(PTXAS_MIN);
+        let Ok(program) = devcomm_locate::find_ptxas_since(oldest) else {
             return Ok(None);
         };
         let output = Command::new(&program).arg("--version").output();

@@ -166,7 +166,7 @@ impl Artifacts {
     ///
     /// Also [`Error::Ptxas`] if the PTX does not assemble.
     pub fn report_on(&self, arch: NvvmArch) -> Result<Vec<KernelReport>, Error> {
-        let ptxas = Ptxas::find()?;
+        let ptxas = Ptxas::find([arch])?;
         let temp = std::env::temp_dir();
         let scratch =
             tempfile::tempdir_in(&temp).map_err(Error::io("create a folder in", &temp))?;

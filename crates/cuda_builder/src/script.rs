@@ -37,7 +37,7 @@ pub(crate) fn watch_variables() {
 }
 
 /// Makes cargo rerun the build script when one of these paths changes.
-pub(crate) fn watch(paths: &[PathBuf]) {
+pub(crate) fn watch<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) {
     for path in paths {
         println!("cargo::rerun-if-changed={}", path.display());
     }

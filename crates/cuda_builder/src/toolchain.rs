@@ -10,6 +10,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use cargo_metadata::semver::Version;
+
 use crate::error::Error;
 
 /// The oldest LLVM that reads NCCL's bitcode, which is from clang 20.
@@ -63,9 +65,9 @@ pub(crate) struct Toolchain {
 }
 
 impl Toolchain {
-    /// Examines the given rustc, else the [chosen one](kernel_compiler). `needs` is the minor
+    /// Examines the given rustc, else the [chosen one](kernel_compiler). `needs` is the
     /// version of Rust that the kernels ask for.
-    pub(crate) fn find(rustc: Option<&Path>, needs: Option<u64>) -> Result<Self, Error> {
+    pub(crate) fn find(rustc: Option<&Path>, needs: Option<&Version>) -> Result<Self, Error> {
         let chosen = match rustc {
             Some(rustc) => Some(rustc.to_owned()),
             None => chosen(&env::var(VARIABLE).unwrap_or_default(), rustup_home(), needs)?,
@@ -121,7 +123,7 @@ fn minor(version: &str) -> Option<u64> {
 fn chosen(
     wanted: &str,
     rustup: Option<PathBuf>,
-    needs: Option<u64>,
+    needs: Option<&Version>,
 ) -> Result<Option<PathBuf>, Error> {
     let installed = |name: &str| {
         let ours = format!("{name}-{}-", env::consts::ARCH);
@@ -137,7 +139,7 @@ fn chosen(
         "user" => Ok(None),
         "" => {
             // `None`, if the kernels ask for no version, is less than any.
-            let too_old = needs > minor(TUNED_TOOLCHAIN);
+            let too_old = needs > Version::parse(TUNED_TOOLCHAIN).ok().as_ref();
             let tuned = installed(TUNED_TOOLCHAIN).filter(|folder| !too_old && has_source(folder));
             Ok(tuned.and_then(rustc))
         }
@@ -252,7 +254,9 @@ mod tests {
     use std::fs;
     use std::path::{Path, PathBuf};
 
-    use super::{TUNED_TOOLCHAIN, Toolchain, chosen, minor, rust_source_command};
+    use cargo_metadata::semver::Version;
+
+    use super::{TUNED_TOOLCHAIN, Toolchain, chosen, rust_source_command};
 
     /// Returns a home of rustup with a complete toolchain of each name.
     fn rustup(names: &[&str]) -> tempfile::TempDir {
@@ -274,12 +278,16 @@ mod tests {
     #[test]
     fn the_tuned_toolchain_compiles_kernels_where_it_is_complete() {
         let home = rustup(&[TUNED_TOOLCHAIN, "1.99.1"]);
-        let rustc =
-            |wanted: &str, needs| chosen(wanted, Some(home.path().to_owned()), needs).unwrap();
+        let rustc = |wanted: &str, needs: Option<Version>| {
+            chosen(wanted, Some(home.path().to_owned()), needs.as_ref()).unwrap()
+        };
+        let version = |minor, patch| Some(Version::new(1, minor, patch));
         let tuned = folder(home.path(), TUNED_TOOLCHAIN);
         assert_eq!(rustc("", None), Some(tuned.join("bin/rustc")));
-        assert_eq!(rustc("", minor("1.95")), Some(tuned.join("bin/rustc")));
-        assert_eq!(rustc("", minor("1.96")), None, "the kernels need a newer one");
+        assert_eq!(rustc("", version(95, 0)), Some(tuned.join("bin/rustc")));
+        for newer in [version(95, 1), version(96, 0)] {
+            assert_eq!(rustc("", newer), None, "the kernels need a newer one");
+        }
         assert_eq!(rustc("user", None), None);
         fs::remove_dir_all(tuned.join("lib")).unwrap();
         assert_eq!(rustc("", None), None, "without rust-src it cannot compile `core`");

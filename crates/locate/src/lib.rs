@@ -60,6 +60,6 @@ pub use gin::{GinGpus, GinRoute, GinSupport, RdmaDevice, gin_support};
 pub use loopback::{find_gin_loopback, gin_loopback_environment};
 pub use nccl::{FoundBy, NcclPart, NcclTree, find_nccl};
 pub use pip::{PipInstall, PipNccl};
-pub use ptxas::{PTXAS_MIN, find_ptxas};
+pub use ptxas::{PTXAS_MIN, find_ptxas, find_ptxas_since};
 pub use version::{NCCL_VERSION, NcclVersion};
 pub use wheel::{WheelFile, check_wheel, wheel_files, wheel_of};

@@ -8,7 +8,7 @@ use crate::error::{Attempt, NotFound};
 use crate::wheel::check_wheel;
 
 /// The oldest `ptxas` that [`find_ptxas`] accepts, as CUDA's major and minor version: the first
-/// with `sm_100`; it also reads PTX ISA 8.6, which devcomm emits.
+/// with `sm_100` and `sm_120`; it also reads PTX ISA 8.6, which devcomm emits.
 pub const PTXAS_MIN: (u32, u32) = (12, 8);
 
 /// The path of `ptxas` in a Python wheel: of CUDA 13, then of CUDA 12.
@@ -19,7 +19,7 @@ const CACHE: &str = "devcomm's cache";
 
 const ADVICE: &str = "run `devcomm setup` (in a checkout of devcomm: `cargo xtask setup`), which \
                       downloads its wheel into the cache, or set DEVCOMM_PTXAS to a ptxas of CUDA \
-                      12.8 or newer";
+                      12.8 or newer (for sm_103, 12.9)";
 
 /// Finds the first `ptxas`, in the order of the [crate's table](crate), that runs and is at least
 /// [`PTXAS_MIN`].
@@ -28,10 +28,20 @@ const ADVICE: &str = "run `devcomm setup` (in a checkout of devcomm: `cargo xtas
 ///
 /// [`NotFound`], with every place tried and its reason.
 pub fn find_ptxas() -> Result<PathBuf, NotFound> {
-    find_ptxas_in(&Env::real())
+    find_ptxas_since(PTXAS_MIN)
 }
 
-fn find_ptxas_in(env: &Env) -> Result<PathBuf, NotFound> {
+/// Does the same as [`find_ptxas`] with another oldest version, for a GPU that [`PTXAS_MIN`] does
+/// not know.
+///
+/// # Errors
+///
+/// [`NotFound`], with every place tried and its reason.
+pub fn find_ptxas_since(oldest: (u32, u32)) -> Result<PathBuf, NotFound> {
+    find_ptxas_in(&Env::real(), oldest)
+}
+
+fn find_ptxas_in(env: &Env, oldest: (u32, u32)) -> Result<PathBuf, NotFound> {
     let mut tried = Vec::new();
     for Step { place, if_empty, list } in steps(env) {
         let (candidates, reason) = match list() {
@@ -47,7 +57,7 @@ fn find_ptxas_in(env: &Env) -> Result<PathBuf, NotFound> {
                 (CACHE, Some(wheel)) => check_wheel(wheel),
                 _ => Ok(()),
             };
-            match complete.and_then(|()| check(env, &path)) {
+            match complete.and_then(|()| check(env, &path, oldest)) {
                 Ok(()) => return Ok(path),
                 Err(reason) => {
                     tried.push(Attempt { place: format!("{} ({place})", path.display()), reason });
@@ -110,14 +120,14 @@ fn existing(folders: &[PathBuf], names: &[&str]) -> Vec<PathBuf> {
     all.filter(|path| path.is_file()).collect()
 }
 
-fn check(env: &Env, path: &Path) -> Result<(), String> {
+fn check(env: &Env, path: &Path, oldest: (u32, u32)) -> Result<(), String> {
     if !path.is_file() {
         return Err("there is no such file".to_owned());
     }
     let text = (env.version_of)(path)?;
     let (major, minor) = release(&text).ok_or("its --version output names no release")?;
-    if (major, minor) < PTXAS_MIN {
-        let (least_major, least_minor) = PTXAS_MIN;
+    if (major, minor) < oldest {
+        let (least_major, least_minor) = oldest;
         return Err(format!(
             "it is from CUDA {major}.{minor}, needed is {least_major}.{least_minor} or newer"
         ));
@@ -139,6 +149,10 @@ mod tests {
     use crate::wheel::record;
     use std::ffi::OsString;
     use std::fs;
+
+    fn find_ptxas_in(env: &Env) -> Result<PathBuf, NotFound> {
+        super::find_ptxas_in(env, PTXAS_MIN)
+    }
 
     fn env(root: &Path, vars: &[(&'static str, PathBuf)]) -> Env {
         let vars: Vec<(&str, OsString)> =
@@ -227,5 +241,7 @@ mod tests {
         assert!(text.contains("CUDA 12.4, needed is 12.8"), "{text}");
         let newer = put(root.join("usr/local/cuda/bin/ptxas"), "12.8");
         assert_eq!(find_ptxas_in(&env(root, &vars)).unwrap(), newer);
+        let text = super::find_ptxas_in(&env(root, &vars), (12, 9)).unwrap_err().to_string();
+        assert!(text.contains("CUDA 12.8, needed is 12.9"), "{text}");
     }
 }

@@ -214,6 +214,7 @@ impl Context {
     pub(super) fn remove_stream(&self, stream: &Arc<StreamInner>) {
         self.inner.streams.lock().retain(|other| !Arc::ptr_eq(other, stream));
         self.forget_stream(stream);
+        stream.end();
     }
 
     /// Returns the tensor map with which TMA copies a matrix, for kernels that take a

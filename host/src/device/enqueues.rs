@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -86,12 +87,13 @@ impl Context {
         Ok(Enqueue { context: self, number, target: Target::Gpu })
     }
 
-    /// Waits until the calls that other threads have begun before this one have returned.
+    /// Waits, for at most `limit`, until the calls that other threads have begun before this one
+    /// have returned.
     ///
     /// # Errors
     ///
     /// [`StateError::DeadlinePassed`], [`StateError::Deadlock`].
-    pub(super) fn wait_for_enqueues(&self) -> Result<()> {
+    pub(super) fn wait_for_enqueues(&self, limit: Option<Duration>) -> Result<()> {
         let own = thread::current().id();
         let enqueues = &self.enqueues().state;
         let before = enqueues.lock().count;
@@ -104,8 +106,7 @@ impl Context {
         }
         // `poll` asks again before it waits: a call that returns later notifies.
         enqueues.lock().waiting += 1;
-        let deadline = self.deadline();
-        let waited = self.machine().poll(Wakes::Notified, deadline, || Ok(have_returned()));
+        let waited = self.machine().poll(Wakes::Notified, limit, || Ok(have_returned()));
         enqueues.lock().waiting -= 1;
         waited
     }
@@ -123,7 +124,7 @@ impl Context {
         state.capture = Some((thread::current().id(), Capture::default()));
         self.enqueues().is_capturing.store(true, Ordering::Release);
         drop(state);
-        self.wait_for_enqueues().inspect_err(|_| drop(self.end_capture()))
+        self.wait_for_enqueues(self.deadline()).inspect_err(|_| drop(self.end_capture()))
     }
 
     /// Ends the capture in progress, and returns what its operations use.

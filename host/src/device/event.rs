@@ -60,7 +60,8 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// The driver's error when a kernel failed.
+    /// The driver's error when a kernel failed; its `CUDA_ERROR_CAPTURED_EVENT` if the stream was
+    /// captured at the last record: such an event is a point of the graph, also after the capture.
     pub fn is_reached(&self) -> Result<bool> {
         self.inner.context.cuda().bind()?;
         self.inner.handle.is_reached()
@@ -77,7 +78,8 @@ impl Event {
     /// if one of NCCL's operations in a stream of this context fails, or the network that a kernel
     /// there uses (GIN);
     /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded);
-    /// [`StateError::Capturing`](crate::StateError::Capturing); the driver's errors.
+    /// [`StateError::Capturing`](crate::StateError::Capturing); the errors of
+    /// [`is_reached`](Self::is_reached).
     pub fn synchronize(&self) -> Result<()> {
         self.inner.context.refuse_capturing("an event is waited for")?;
         let (context, machine) = (&self.inner.context, self.inner.context.machine());
@@ -155,6 +157,22 @@ mod tests {
 
     use super::*;
     use crate::machine::Machine;
+
+    #[test]
+    fn an_event_of_a_graph_is_not_reached_but_an_error_until_it_is_recorded_again() {
+        let machine = Machine::simulate(&Simulation::new(1), None).unwrap();
+        let _entered = machine.enter_if_outside();
+        let context = Context::on(&machine, 0).unwrap();
+        let (event, stream) = (context.event().unwrap(), context.stream().unwrap());
+        let graph = stream.capture(|| stream.record(&event)).unwrap();
+        graph.launch(&stream).unwrap();
+        for error in [event.is_reached().unwrap_err(), event.synchronize().unwrap_err()] {
+            assert!(error.to_string().contains("CUDA_ERROR_CAPTURED_EVENT"), "{error}");
+        }
+        stream.record(&event).unwrap();
+        event.synchronize().unwrap();
+        assert!(event.is_reached().unwrap());
+    }
 
     #[test]
     fn a_wait_for_an_event_is_recorded() {

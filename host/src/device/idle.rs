@@ -333,6 +333,9 @@ impl StreamInner {
     /// Returns whether all work that the driver has is done.
     pub(super) fn is_idle(&self) -> Result<bool> {
         let _query = self.context.begin_query()?;
+        if self.is_over() {
+            return Ok(true);
+        }
         // A query would invalidate the capture.
         if self.may_be_captured() && self.handle.refuses_queries() {
             return Err(StateError::Capturing { what: "a stream is waited for" }.into());

@@ -53,7 +53,7 @@ impl Lifecycle {
         self.is_refused.store(true, Ordering::Release);
         let ending = Ending { lifecycle: self, _held: held };
         if !self.is_unused {
-            context.wait_for_enqueues()?;
+            context.wait_for_enqueues(deadline)?;
         }
         Ok(Some(ending))
     }

@@ -38,6 +38,9 @@ pub(super) struct StreamInner {
     /// Whether it is registered only because it was not known to be idle when its last handle was
     /// dropped.
     is_dropped: AtomicBool,
+    /// Whether its last handle was dropped and its work is done: who made the driver's stream, if
+    /// not this crate, may destroy it.
+    is_over: AtomicBool,
 }
 
 /// What an operation of a communicator is enqueued to: a stream, or `None` for the context's
@@ -96,8 +99,9 @@ impl Context {
 
 impl Stream {
     fn of(context: &Context, handle: StreamHandle) -> Self {
-        let (context, operations, is_dropped) = (context.clone(), Mutex::default(), false.into());
-        let inner = Arc::new(StreamInner { handle, context, operations, is_dropped });
+        let (context, operations) = (context.clone(), Mutex::default());
+        let [is_dropped, is_over] = [false; 2].map(AtomicBool::new);
+        let inner = Arc::new(StreamInner { handle, context, operations, is_dropped, is_over });
         inner.context.register_stream(&inner);
         Self { last: Arc::new(LastHandle { inner }) }
     }
@@ -392,6 +396,23 @@ impl StreamInner {
     pub(super) fn forget_operations(&self, count: u64) {
         let done = self.operations.lock().take(count);
         drop(done);
+    }
+}
+
+impl StreamInner {
+    /// Returns whether its driver's stream may be gone. A call that has begun before may use it.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Notes that its last handle was dropped and its work is done. If another part of the program
+    /// destroys the driver's stream, calls of other threads that query it have returned then.
+    pub(super) fn end(&self) {
+        self.is_over.store(true, Ordering::Release);
+        if self.handle.is_foreign() {
+            // After this time the drop goes on, as one that cannot wait for the stream's work.
+            let _ = self.context.wait_for_enqueues(Some(self.context.stream_timeout()));
+        }
     }
 }
 

@@ -17,8 +17,8 @@ use devcomm_host::{
 
 use crate::kernels::{COUNT, NO_PTX, launch_store_count};
 use crate::support::{
-    assert_capturing, contents, count, filled, inject, log_in, log_of, makes_no_calls, pause,
-    ranks, world,
+    assert_capturing, contents, count, filled, inject, later, log_in, log_of, makes_no_calls,
+    pause, ranks, world,
 };
 
 /// Calls a function of the driver.
@@ -295,4 +295,30 @@ fn what_is_closed_lasts_as_long_as_the_graph_of_another_library_with_kernels_tha
             Ok(())
         });
     }
+}
+
+/// The thread waits for the streams in the order in which they were made.
+#[test]
+fn a_wait_of_another_thread_does_not_query_a_stream_that_was_dropped() {
+    let a_while = Duration::from_millis(30);
+    ranks(2, |rank| {
+        let (comm, own) = (rank.communicator()?, rank.stream()?);
+        let memory = comm.mem_alloc::<u32>(2)?;
+        if rank.is_root() {
+            let raw = new_stream();
+            // SAFETY: the stream is destroyed after `theirs`.
+            let theirs = unsafe { Stream::from_raw(rank.context(), raw.cast()) };
+            comm.recv(&memory, 1, &own)?;
+            let other = comm.mem_alloc::<u32>(2)?;
+            let copied = later(rank, Duration::ZERO, move || other.copy_from_host(&[0; 2]));
+            pause(rank, a_while);
+            drop(theirs);
+            assert_eq!(cuda!(cuStreamDestroy_v2(raw)), CUresult::CUDA_SUCCESS);
+            copied.join()?;
+        } else {
+            pause(rank, 2 * a_while);
+            comm.send(&memory, 0, &own)?;
+        }
+        own.synchronize()
+    });
 }

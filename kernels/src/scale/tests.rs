@@ -31,3 +31,14 @@ fn infinities_and_nan_stay() {
     assert_eq!(round_trip(f32::NEG_INFINITY, f32::INFINITY), f32::NEG_INFINITY);
     assert!(round_trip(f32::NAN, 1.0).is_nan());
 }
+
+#[test]
+fn the_largest_finite_numbers_stay_finite() {
+    for bits in [0x7f60_0000, 0x7f60_0001, 0x7f78_0000, 0x7f7f_0000, f32::MAX.to_bits()] {
+        let number = f32::from_bits(bits);
+        for signed in [number, -number] {
+            assert_eq!(round_trip(signed, number), 448_f32.copysign(signed) * 2_f32.powi(119));
+        }
+        assert_eq!(round_trip(1.0e37, number), round_trip(1.0e37, 448.0 * 2_f32.powi(119)));
+    }
+}

@@ -448,6 +448,13 @@ impl<'m> Instruction<'m> {
         }
     }
 
+    /// Removes a call that returns nothing from its function. The caller does not use it again.
+    pub(crate) fn remove(self) {
+        // SAFETY: the instruction is of a live module; it has no users, since it returns nothing,
+        // and the caller keeps no copy of the handle.
+        unsafe { (self.f.LLVMInstructionEraseFromParent)(self.raw) }
+    }
+
     /// Removes the metadata of a kind; no-op for an instruction without it.
     pub(crate) fn remove_metadata(self, kind: &str) {
         let f = self.f;

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use libtest_mimic::Trial;
 
 use crate::support::Needs::{Nccl, Ptxas, RustSource};
-use crate::support::{Package, TestResult, ensure, script, stderr, test};
+use crate::support::{Package, TestResult, ensure, script, stderr, stdout, test};
 
 pub fn tests() -> Vec<Trial> {
     vec![
@@ -20,6 +20,7 @@ pub fn tests() -> Vec<Trial> {
         test("core_is_compiled_once_for_all_workspaces", &[RustSource], one_core),
         test("a_truncated_core_in_the_cache_is_compiled_again", &[RustSource], truncated_core),
         test("profiles_of_packages_do_not_reach_kernels", &[RustSource], profiles),
+        test("every_file_that_the_kernels_are_made_of_is_watched", &[RustSource], watched),
     ]
 }
 
@@ -93,6 +94,27 @@ fn profiles() -> TestResult {
     );
     let profiled = ptx()?;
     ensure(plain == profiled, format!("{plain}\nwith a profile:\n{profiled}"))
+}
+
+fn watched() -> TestResult {
+    let source = "#[path = \"../other/by path.rs\"] mod by_path;
+        const TEXT: &str = include_str!(\"../other/number\");
+        #[unsafe(no_mangle)] pub unsafe extern \"ptx-kernel\" fn watched(p: *mut u32) {
+            unsafe { *p = by_path::NUMBER + TEXT.len() as u32 }
+        }";
+    let package = Package::new("watched", source);
+    package.write("other/by path.rs", "pub const NUMBER: u32 = 1;\n");
+    package.write("other/number", "2");
+    package.write("root.rs", &package.source().replace("../other", "other"));
+    package.add_to_manifest("[lib]\npath = \"root.rs\"\n");
+    let output = package.as_build_script(|_| {});
+    ensure(output.status.success(), stderr(&output))?;
+    let lines = stdout(&output);
+    for file in ["src", "root.rs", "other/by path.rs", "other/number", "Cargo.toml"] {
+        let line = format!("cargo::rerun-if-changed={}", package.folder.join(file).display());
+        ensure(lines.lines().any(|one| one == line), format!("no `{line}` in {lines}"))?;
+    }
+    Ok(())
 }
 
 /// The second of two workspaces builds with a rustc that refuses to compile `core`.

@@ -46,6 +46,7 @@ pub fn tests() -> Vec<Trial> {
         test("missing_nccl_is_a_warning_and_an_empty_index", &[RustSource], no_nccl),
         test("missing_nccl_is_an_error_when_kernels_are_required", &[RustSource], required),
         test("cargo_without_a_network_is_a_warning", &[RustSource], no_network),
+        test("a_dependency_that_needs_a_newer_rust_is_named", &[RustSource], newer_rust),
         test("a_skipped_build_writes_an_empty_index", &[], skipped),
         test("an_unknown_package_is_named_with_those_that_exist", &[], no_package),
     ]
@@ -434,6 +435,24 @@ fn required() -> TestResult {
         format!("the build script ended with {}", output.status),
     )?;
     contains_all(&stderr(&output), &["/nonexistent/nccl", "cargo xtask setup"])
+}
+
+/// Cargo refuses the dependency before it compiles anything.
+fn newer_rust() -> TestResult {
+    let package = kernel("newer_rust", "", "*p = 1");
+    let manifest = "[package]\nname = \"of-the-future\"\nversion = \"0.3.0\"\nrust-version = \
+                    \"1.1000\"\nedition = \"2024\"\n";
+    package.write("dependency/Cargo.toml", manifest);
+    package.write("dependency/src/lib.rs", "#![no_std]\n");
+    package.add_to_manifest("[dependencies]\nof-the-future = { path = \"dependency\" }\n");
+    let output = package.as_build_script(|_| {});
+    ensure(output.status.success(), stderr(&output))?;
+    let text = stdout(&output);
+    contains_all(
+        &text,
+        &["of-the-future@0.3.0 requires rustc 1.1000", "DEVCOMM_KERNEL_TOOLCHAIN"],
+    )?;
+    ensure(!text.contains("network"), text)
 }
 
 /// `core` has dependencies; a cargo with an empty cache needs the network.

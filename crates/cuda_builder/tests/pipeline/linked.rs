@@ -11,7 +11,7 @@ use libtest_mimic::{Failed, Trial};
 use miniz_oxide::inflate::decompress_to_vec_zlib;
 
 use crate::support::Needs::{Nccl, Ptxas, RustSource};
-use crate::support::{Package, TestResult, body, ensure, stderr, test};
+use crate::support::{Package, TestResult, body, ensure, script, stderr, test};
 
 pub fn tests() -> Vec<Trial> {
     vec![
@@ -20,6 +20,12 @@ pub fn tests() -> Vec<Trial> {
         test("statics_and_the_dynamic_array_are_in_shared_memory", &[RustSource, Nccl], shared),
         test("kernels_assemble_for_hopper_and_blackwell", &[RustSource, Nccl, Ptxas], assemble),
         test("the_sidecar_tells_what_the_source_declares", &[RustSource, Nccl], sidecar),
+        test(
+            "a_kernel_with_barriers_of_a_handle_alone_needs_none_of_the_communicator",
+            &[RustSource, Nccl],
+            barriers_by_handle,
+        ),
+        test("a_ptxas_that_is_too_old_for_the_gpu_is_passed_over", &[RustSource, Ptxas], old_ptxas),
         test("checks_of_a_debug_build_stay_in_its_kernels", &[RustSource], debug),
         test(
             "a_program_includes_the_ptx_and_the_cubins_that_were_built",
@@ -114,6 +120,28 @@ fn sidecar() -> TestResult {
     ensure(plain.info.nccl.is_none(), "the sidecar of a kernel without NCCL names NCCL")?;
     let params = &plain.info.kernels[0].params;
     ensure(params.len() == 3 && params[2].ty == "u64", format!("{params:?}"))
+}
+
+fn barriers_by_handle() -> TestResult {
+    let module = linked()?.modules.iter().find(|module| module.file == "lsa").ok_or("no module")?;
+    let kernels: Vec<(&str, bool)> =
+        module.info.kernels.iter().map(|kernel| (&*kernel.name, kernel.lsa_barriers)).collect();
+    let wanted = [("lsa_allreduce", true), ("of_a_handle", false), ("of_both", true)];
+    ensure(kernels == wanted, format!("{kernels:?}"))
+}
+
+fn old_ptxas() -> TestResult {
+    let source = "#[unsafe(no_mangle)] pub extern \"ptx-kernel\" fn old_ptxas() {}";
+    let package = Package::new("old_ptxas", source);
+    let ptxas = package.folder.join("ptxas");
+    let release = "echo 'Cuda compilation tools, release 12.8, V12.8.93'";
+    script(&ptxas, &format!("#!/bin/sh\n{release}\ncase \"$*\" in *sm_103*) exit 1;; esac\n"));
+    let output = package.as_build_script(|command| {
+        command.env("DEVCOMM_PTXAS", &ptxas).env("DEVCOMM_CUDA_ARCH", "sm_103");
+    });
+    ensure(output.status.success(), stderr(&output))?;
+    let cubin = package.folder.join("out-dir/kernels/old_ptxas.cubin");
+    ensure(cubin.is_file(), "no cubin by another ptxas")
 }
 
 fn debug() -> TestResult {

@@ -193,7 +193,8 @@ impl<B: GinBackend> GinBarrier<'_, B> {
 
     /// Does the same as [`sync`](Self::sync), with a timeout. After a timeout the barrier counts as
     /// passed, without its guarantees. With weak signals, a fence for puts first waits for the
-    /// puts; if that wait times out, this rank has not arrived, and the peers keep waiting.
+    /// puts; if that wait times out, this rank has not arrived, the peers keep waiting, and no rank
+    /// may use the barrier again: its counts differ between the ranks from then on.
     ///
     /// NCCL: `ncclGinBarrierSession::sync` with `timeoutCycles`.
     ///

@@ -98,7 +98,9 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
     }
 
     /// Does the same as [`sync`](Self::sync), with a timeout. After a timeout the barrier counts as
-    /// passed, without its guarantees.
+    /// passed, without its guarantees. If with weak signals a fence waits for puts, and that wait
+    /// times out, it is as after [`GinBarrier::sync_timeout`]: the peers keep waiting, and no rank
+    /// may use the barrier again.
     ///
     /// NCCL: `ncclBarrierSession::sync` with `timeoutCycles`.
     ///

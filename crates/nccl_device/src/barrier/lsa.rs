@@ -57,20 +57,32 @@ impl DevComm {
     /// Returns the barriers of the LSA team. NCCL: `ncclDevComm.lsaBarrier`.
     #[doc(alias = "lsaBarrier")]
     pub fn lsa_barriers(&self) -> LsaBarriers<'_> {
-        let (team, handle) = (self.lsa_team(), self.as_raw().lsa_barrier);
-        LsaBarriers { comm: self, team, handle, multimem: None }
+        LsaBarriers::built_in(self, self.as_raw().lsa_barrier)
     }
 
     /// Returns the barriers of the LSA team that hybrid barriers use within the team. NCCL:
     /// `ncclDevComm.hybridLsaBarrier`.
     #[doc(alias = "hybridLsaBarrier")]
     pub fn hybrid_lsa_barriers(&self) -> LsaBarriers<'_> {
-        let (team, handle) = (self.lsa_team(), self.as_raw().hybrid_lsa_barrier);
-        LsaBarriers { comm: self, team, handle, multimem: None }
+        LsaBarriers::built_in(self, self.as_raw().hybrid_lsa_barrier)
     }
 }
 
+#[cfg(target_arch = "nvptx64")]
+unsafe extern "C" {
+    // The builder notes which kernels have these calls, since a launch checks the number of
+    // built-in barriers, and removes them.
+    safe fn devcomm_built_in_lsa_barriers();
+    safe fn devcomm_lsa_barriers_by_handle();
+}
+
 impl<'a> LsaBarriers<'a> {
+    fn built_in(comm: &'a DevComm, handle: LsaBarrierHandle) -> Self {
+        #[cfg(target_arch = "nvptx64")]
+        devcomm_built_in_lsa_barriers();
+        Self { comm, team: comm.lsa_team(), handle, multimem: None }
+    }
+
     /// Returns the barriers of `handle`, which the host requested for `team`.
     ///
     /// # Safety
@@ -78,6 +90,8 @@ impl<'a> LsaBarriers<'a> {
     /// The host got the handle for this device communicator and a team of these ranks, which can
     /// all load and store each other's memory.
     pub unsafe fn new(comm: &'a DevComm, team: Team, handle: LsaBarrierHandle) -> Self {
+        #[cfg(target_arch = "nvptx64")]
+        devcomm_lsa_barriers_by_handle();
         Self { comm, team, handle, multimem: None }
     }
 

@@ -9,6 +9,10 @@ use crate::{DevComm, Window};
 
 /// A signal: a 64-bit value in each rank and context, which peers increase. NCCL:
 /// `ncclGinSignal_t`.
+///
+/// It is a number of the device communicator that it was made of. For the contexts of another one,
+/// which only an unsafe launch can pass too, the number stands for another signal, such as a
+/// barrier's, or for none, and nothing on a GPU checks that.
 #[doc(alias = "ncclGinSignal_t")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignalId(u32);
@@ -20,7 +24,7 @@ impl SignalId {
     /// # Safety
     ///
     /// The host reserved the range for this device communicator: other signals may be those of its
-    /// barriers.
+    /// barriers. Only its contexts use the signal.
     #[track_caller]
     pub unsafe fn of(comm: &DevComm, range: SignalRange, index: u32) -> Self {
         let id = u64::from(range.first) + u64::from(index);
@@ -33,7 +37,8 @@ impl SignalId {
     ///
     /// # Safety
     ///
-    /// The host reserved the signal, and it does not belong to a barrier.
+    /// The host reserved the signal for the device communicator whose contexts use it, and it does
+    /// not belong to a barrier.
     pub const unsafe fn from_raw(id: u32) -> Self {
         Self(id)
     }
@@ -212,7 +217,7 @@ impl CounterId {
     /// # Safety
     ///
     /// The host reserved the range for this device communicator: other counters may be those of
-    /// other users.
+    /// other users. Only its contexts use the counter.
     #[track_caller]
     pub unsafe fn of(comm: &DevComm, range: CounterRange, index: u32) -> Self {
         let id = u64::from(range.first) + u64::from(index);

@@ -119,7 +119,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
             calls::reset::<B>(self.context(), word);
             // A signal in a window has no shadow.
             if let Word::Signal(id) = word {
-                calls::shadow::<B>(self.context(), id).write(0);
+                cuda_std::mem::store(calls::shadow::<B>(self.context(), id), 0);
             }
         }
     }

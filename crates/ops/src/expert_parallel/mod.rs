@@ -44,9 +44,11 @@ use crate::prelude::*;
 ///
 /// Every rank calls the same operations in the same order; the number of tokens may differ between
 /// ranks, and be 0. Launches are dependent ones, use no memory of the host, and may be captured in
-/// graphs. Only work on the operation's stream may access its buffers until it has ended. All
-/// results are determined by the inputs. If the second half of an operation fails, it can be called
-/// again; if it is dropped, the next operation receives first what is on its way.
+/// graphs; what was captured in a graph of another library counts as done even if that capture
+/// fails, and the next operation is then a dispatch. Only work on the operation's stream may access
+/// its buffers until it has ended. All results are determined by the inputs. If the second half of
+/// an operation fails, it can be called again; if it is dropped, the next operation receives first
+/// what is on its way.
 ///
 /// The operations fill the GPU: those of other objects on other streams wait for them, or they for
 /// those, in the order of the host's calls, which is the same on all ranks.

@@ -49,7 +49,7 @@ pub(crate) use self::ops::{GridClock, OpAccess, Run, Sequence, Transfer};
 pub use self::report::{Race, RaceAccess};
 pub(crate) use self::shadow::MAX_BLOCKS;
 use self::shadow::{Kind, NO_STAMP, NumberMap, PAGE, Shadow, Sites, Stamp, Word};
-use self::sync::{AtomicWord, Position, includes, releases};
+use self::sync::{AtomicWord, Position, acquires, includes, releases};
 pub(crate) use self::thread::ThreadClock;
 use self::weak::{OldValues, Seen};
 use crate::error::Site;
@@ -418,11 +418,14 @@ impl Races {
         (writer, stamp): (Stamp, Stamp),
         old: Option<&Seen>,
     ) {
+        if acquires(order) {
+            self.acquire_seen(thread, Some(word), scope);
+        }
         if !writer.is_none() && self.is_strong(writer, stamp) {
-            self.read_start(thread, writer.agent(), order, scope);
+            self.read_start(thread, word, writer.agent(), order, scope);
         }
         match old {
-            Some(old) => self.read_releases(thread, &old.releases, order, scope),
+            Some(old) => self.read_releases(thread, word, &old.releases, order, scope),
             None => self.read_word(thread, word, order, scope),
         }
     }
@@ -438,7 +441,7 @@ impl Races {
             |(group, _): &(u32, Site)| !thread.clock.seen.covers(reads, *group, &self.joins.places);
         let in_flight = thread.bulk.filter(unread).map(|(_, at)| at);
         let found = std::mem::take(&mut thread.found);
-        found.iter().for_each(|release| self.acquire(thread, &release.clock));
+        found.iter().for_each(|(_, release)| self.acquire(thread, &release.clock));
         self.joins.join(&mut grid.end.borrow_mut(), &thread.clock);
         in_flight
     }

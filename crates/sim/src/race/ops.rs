@@ -7,8 +7,8 @@ use cuda_std::arch::{Access, Order, Scope, Space};
 
 use super::clock::{Agent, Chain, Clock, OpId};
 use super::report::{Race, RaceAccess};
-use super::shadow::{Kind, Stamp};
-use super::sync::{Position, Release};
+use super::shadow::{Kind, MAX_OPS, Stamp};
+use super::sync::{NO_WORD, Position, Release};
 use super::{Accessor, FoundRace, Races, ThreadClock};
 use crate::arguments::Arguments;
 use crate::error::{Error, Site, ThreadId};
@@ -83,6 +83,17 @@ pub(crate) struct Run {
     clock: Clock,
     /// The identity, once it has accessed memory.
     op: Option<OpId>,
+}
+
+/// Fails if the accesses of an operation have no room for its number.
+fn require_number(op: OpId) -> Result<(), Error> {
+    if op.0 <= MAX_OPS {
+        return Ok(());
+    }
+    Err(Error::Settings(format!(
+        "more kernels, copies and transfers than the {MAX_OPS} that the detection of races can \
+         tell apart: turn it off (`Simulation::races`)"
+    )))
 }
 
 impl Races {
@@ -196,7 +207,8 @@ impl Races {
     ///
     /// # Errors
     ///
-    /// [`Error::Race`], and [`Error::Unwritten`] if it reads what nothing has written.
+    /// [`Error::Race`], [`Error::Unwritten`] if it reads what nothing has written, and
+    /// [`Error::Settings`] if there are too many operations.
     pub(crate) fn op_access(
         &self,
         memory: &Memory,
@@ -208,6 +220,7 @@ impl Races {
         if !self.on {
             return Ok(());
         }
+        require_number(*op)?;
         let (agent, writes) = (Agent::of_op(*op), access == OpAccess::Write);
         let kind = Kind { writes, scope: None, is_async: false };
         let stamp = Stamp::new(agent, OP_TIME, Default::default(), kind);
@@ -315,7 +328,7 @@ impl Races {
         let from = Position { gpu: thread.here.gpu, agent: Agent::default() };
         let release = Release { from, scope: Scope::Sys, clock };
         if self.on {
-            self.read_releases(thread, &[release], order, Scope::Sys);
+            self.read_releases(thread, NO_WORD, &[release], order, Scope::Sys);
         }
     }
 
@@ -401,8 +414,17 @@ pub(crate) struct GridClock {
 
 impl Races {
     /// Returns a kernel that the current stream operation launches.
-    pub(crate) fn grid(&self, kernel: &'static str, arguments: &Rc<Arguments>) -> GridClock {
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Settings`] if there are too many operations.
+    pub(crate) fn grid(
+        &self,
+        kernel: &'static str,
+        arguments: &Rc<Arguments>,
+    ) -> Result<GridClock, Error> {
         let (op, mut start) = self.current(kernel);
+        require_number(op)?;
         // The start of a kernel orders all that is known before accesses of all kinds, by all.
         start.fence_all();
         // All that it knows has ended. `seen` names it by chains, so `passed` needs no blocks.
@@ -412,7 +434,7 @@ impl Races {
             info.arguments = Some(Rc::clone(arguments));
             info.start = Some(start.clone());
         }
-        GridClock { op, end: Rc::new(RefCell::new(start.clone())), start }
+        Ok(GridClock { op, end: Rc::new(RefCell::new(start.clone())), start })
     }
 
     /// Returns what is known after a kernel has ended.
@@ -428,6 +450,7 @@ impl Races {
 mod tests {
     use super::*;
     use crate::machine::baton::ClientId;
+    use crate::memory::{Allocation, GpuSet};
 
     #[test]
     fn a_sequence_continues_the_chain_of_a_dropped_one_whose_end_the_host_knows() {
@@ -446,5 +469,20 @@ mod tests {
             let number = same.next().map(|sequence| races.start(sequence, 0, &ended).number);
             assert!(number > Some(1) && same.next().is_none(), "{number:?}");
         });
+    }
+
+    #[test]
+    fn more_operations_than_accesses_have_numbers_for_are_an_error() {
+        let memory = Rc::new(Memory::new(Races::new(true, false)));
+        let words = Allocation::single(&memory, GpuSet::all(), 4, Owner::Buffer { id: 0, rank: 0 });
+        let words = words.unwrap();
+        let address = words.part(0).addr();
+        let access = |op| {
+            let known = (OpId(op), Clock::default());
+            memory.races.op_access(&memory, &known, address, 4, OpAccess::Write)
+        };
+        access(MAX_OPS).unwrap();
+        let error = access(MAX_OPS + 1).unwrap_err().to_string();
+        assert!(error.contains("Simulation::races"), "{error}");
     }
 }

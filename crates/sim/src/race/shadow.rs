@@ -42,6 +42,9 @@ const AGENT_BITS: u32 = 13;
 /// The most blocks of a grid whose accesses have numbers of their own.
 pub(crate) const MAX_BLOCKS: u32 = 1 << BLOCK_BITS;
 
+/// The most operations whose accesses have numbers of their own.
+pub(super) const MAX_OPS: u32 = (1 << (u64::BITS - BLOCK_BITS - AGENT_BITS)) - 1;
+
 impl Stamp {
     #[inline]
     pub(super) fn new(agent: Agent, time: u32, site: SiteId, kind: Kind) -> Self {
@@ -379,7 +382,7 @@ mod tests {
     fn an_access_has_the_agent_and_the_time_that_made_it_up_to_the_last_block() {
         let kind = Kind { writes: true, scope: Some(Scope::Gpu), is_async: true };
         for block in [0, 1 << 20, MAX_BLOCKS - 1] {
-            let agent = Agent { op: OpId((1 << 27) - 1), block, number: 5127 };
+            let agent = Agent { op: OpId(MAX_OPS), block, number: 5127 };
             let stamp = Stamp::new(agent, u32::MAX, SiteId(9), kind).of_copy(17).of_bytes(0xf);
             assert_eq!((stamp.agent(), stamp.time(), stamp.kind()), (agent, u32::MAX, kind));
             assert!(stamp.site() == SiteId(9) && stamp.bytes() == 0xf);

@@ -25,6 +25,9 @@ pub(super) fn includes(scope: Scope, from: Position, to: Position) -> bool {
     }
 }
 
+/// The address of no word, for releases that no word carries.
+pub(super) const NO_WORD: usize = 0;
+
 /// The number of the agent of joined releases, which are no thread's own.
 const SEVERAL: u16 = u16::MAX;
 
@@ -88,6 +91,7 @@ impl Races {
     pub(super) fn read_start(
         &self,
         thread: &mut ThreadClock,
+        word: usize,
         writer: Agent,
         order: Order,
         scope: Scope,
@@ -98,14 +102,20 @@ impl Races {
             self.acquire(thread, clock);
         } else {
             let from = self.position(writer);
-            self.record_seen(thread, &Release { from, scope, clock: clock.clone() });
+            record_seen(thread, word, &Release { from, scope, clock: clock.clone() });
         }
     }
 
-    /// Records a release that a relaxed read of the thread has seen; a later fence acquires it.
-    pub(super) fn record_seen(&self, thread: &mut ThreadClock, release: &Release) {
-        if thread.found.iter().all(|other| !other.clock.is_same(&release.clock)) {
-            thread.found.push(release.clone());
+    /// Acquires the releases that relaxed reads of the thread have seen, of one word or of all, if
+    /// `scope` includes the threads that have released.
+    pub(super) fn acquire_seen(&self, thread: &mut ThreadClock, word: Option<usize>, scope: Scope) {
+        for (at, release) in std::mem::take(&mut thread.found) {
+            let is_meant = word.is_none_or(|word| word == at);
+            if is_meant && includes(scope, thread.here, release.from) {
+                self.acquire(thread, &release.clock);
+            } else {
+                thread.found.push((at, release));
+            }
         }
     }
 
@@ -122,14 +132,15 @@ impl Races {
             if let Some(counted) = &found.counted {
                 self.acquire(thread, counted);
             }
-            self.read_releases(thread, &found.releases, order, scope);
+            self.read_releases(thread, word, &found.releases, order, scope);
         }
     }
 
-    /// Records that a thread has read a value that carries these releases.
+    /// Records that a thread has read a value of a word that carries these releases.
     pub(super) fn read_releases(
         &self,
         thread: &mut ThreadClock,
+        word: usize,
         releases: &[Release],
         order: Order,
         scope: Scope,
@@ -143,7 +154,7 @@ impl Races {
             if acquires(order) {
                 self.acquire(thread, &release.clock);
             } else {
-                self.record_seen(thread, release);
+                record_seen(thread, word, release);
             }
         }
     }
@@ -192,14 +203,7 @@ impl Races {
             return;
         }
         if acquires(order) {
-            let found = std::mem::take(&mut thread.found);
-            for release in found {
-                if includes(scope, thread.here, release.from) {
-                    self.acquire(thread, &release.clock);
-                } else {
-                    thread.found.push(release);
-                }
-            }
+            self.acquire_seen(thread, None, scope);
         }
         if releases(order) && scope == Scope::Sys {
             let clock = self.released(thread);
@@ -214,7 +218,7 @@ impl Races {
             join(of_block, &self.released(thread));
             if scope != Scope::Cta {
                 let mut fences = self.fences.borrow_mut();
-                self.read_releases(thread, &fences.releases, Order::Acquire, scope);
+                self.read_releases(thread, NO_WORD, &fences.releases, Order::Acquire, scope);
                 let release = Release { from: thread.here, scope, clock: self.released(thread) };
                 fences.add(&release, join);
             }
@@ -318,6 +322,15 @@ impl Races {
             self.joins.make_visible(&mut thread.clock, clock);
             thread.released.push((Scope::Sys, clock.clone()));
         }
+    }
+}
+
+/// Records a release that a relaxed read of a word has seen.
+fn record_seen(thread: &mut ThreadClock, word: usize, release: &Release) {
+    let is_same =
+        |(at, other): &(usize, Release)| *at == word && other.clock.is_same(&release.clock);
+    if !thread.found.iter().any(is_same) {
+        thread.found.push((word, release.clone()));
     }
 }
 

@@ -21,8 +21,9 @@ pub(crate) struct ThreadClock {
     pub(super) all: u32,
     /// The clocks that the thread's fences have released, by scope: later writes carry them.
     pub(super) released: Vec<(Scope, Clock)>,
-    /// The releases that the thread's relaxed reads have seen: a fence acquires them.
-    pub(super) found: Vec<Release>,
+    /// The releases that the thread's relaxed reads have seen, with the words: a fence, or an
+    /// acquiring read of the same word, acquires them.
+    pub(super) found: Vec<(usize, Release)>,
     /// The unit that makes the next accesses.
     pub(super) engine: Engine,
     /// The number of the asynchronous copy that makes them, modulo 256; 0 for others.

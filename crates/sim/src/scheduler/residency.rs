@@ -220,7 +220,7 @@ impl Scheduler {
         let grid = Rc::new(Grid {
             id,
             previous: previous.map_or_else(Weak::new, Rc::downgrade),
-            clock: gpus.memory.races.grid(launch.kernel, &launch.arguments),
+            clock: gpus.memory.races.grid(launch.kernel, &launch.arguments)?,
             previous_clock: previous.map(|grid| grid.clock.clone()),
             launch,
             blocks,

@@ -89,6 +89,12 @@ impl StreamHandle {
         self.raw
     }
 
+    /// Returns whether another part of the program destroys the stream, maybe before this handle
+    /// is dropped.
+    pub(crate) fn is_foreign(&self) -> bool {
+        matches!(self.owner, Owner::Other { _keep: None }) && !self.raw.is_null()
+    }
+
     /// Returns whether all work is done.
     pub(crate) fn is_idle(&self) -> Result<bool> {
         // SAFETY: the stream is live.
