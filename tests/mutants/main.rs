@@ -64,7 +64,7 @@ impl Mutant {
             table::ONE_STEP => &table::USERS_OF_ONE_STEP,
             table::EP_DISPATCH => &[table::DISPATCH_RECEIVE],
             table::EP_COMBINE => &[table::COMBINE_RECEIVE],
-            table::DISPATCH_TEAMS => &[table::DISPATCH_RELAY],
+            table::DISPATCH_TEAMS => &[table::EP_RAIL],
             _ => &[],
         };
         let files: Vec<&str> = [self.file].into_iter().chain(kernels.iter().copied()).collect();

@@ -69,6 +69,7 @@ programs! {
     lamport_reduce_scatter on Simulation::new(2), one in 20;
     lamport_rmsnorm on Simulation::new(2), one in 20;
     expert_parallel on Simulation::new(2), one in 20;
+    ep_layout on Simulation::new(2), one in 20;
     ep_dispatch on Simulation::new(2), one in 20;
     ep_combine on Simulation::new(2), one in 20;
     ep_combine_in_one_round on Simulation::new(2), one in 20;
@@ -393,6 +394,11 @@ fn experts(
 /// Runs with a block for each row that a rank receives.
 fn expert_parallel(gpu: &Gpu<'_>) -> Result<()> {
     experts(gpu, [LAUNCHES, 1, 1, 1], 6, |options| options)
+}
+
+/// Runs with several rows for each block, which has two warps.
+fn ep_layout(gpu: &Gpu<'_>) -> Result<()> {
+    experts(gpu, [LAUNCHES, 1, 1, 0], 2, |options| options.threads(64))
 }
 
 /// Runs the steps of expert parallelism over several LSA teams.

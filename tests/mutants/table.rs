@@ -35,9 +35,8 @@ const EP_COUNTERS: &str = "kernels/src/expert_parallel/counters.rs";
 const EP_COUNTS: &str = "kernels/src/expert_parallel/counts.rs";
 const DISPATCH_COUNTED: &str = "kernels/src/expert_parallel/ep_dispatch_counted.rs";
 const COMBINE_COUNTED: &str = "kernels/src/expert_parallel/ep_combine_counted.rs";
-const EP_RAIL: &str = "kernels/src/expert_parallel/rail.rs";
+pub const EP_RAIL: &str = "kernels/src/expert_parallel/rail.rs";
 pub const DISPATCH_TEAMS: &str = "kernels/src/expert_parallel/ep_dispatch_hybrid.rs";
-pub const DISPATCH_RELAY: &str = "kernels/src/expert_parallel/dispatch_relay.rs";
 const COMBINE_TEAMS: &str = "kernels/src/expert_parallel/ep_combine_hybrid.rs";
 const BLOCKS: &str = "kernels/src/gemm/gemm_blocks.rs";
 pub const MAINLOOP: &str = "crates/cuda_std/src/tile/mainloop.rs";
@@ -77,7 +76,7 @@ const STORE_SUM: &str = "mem::store_vec(to(j)";
 const ROWS: &str = "rows.each(weight";
 const PUSHED: &str = "mem::store_vec(to.wrapping_add(";
 const RECEIVED: &str = "mem::load_vec(from)";
-const GATHERED: &str = "mem::store_vec(self.into";
+const GATHERED: &str = "mem::store_vec(message.into";
 const PULLED: &str = "parts[distance].load_vec(";
 const ROW: &str = "part.store";
 const TEAMS: &str = "experts_in_teams";
@@ -122,7 +121,7 @@ const PEEK_ROW: &str = "session.rows.peek(";
 const RECEIVE_ROWS: &str = "session.rows.receive_several(";
 const END_ROWS: &str = "session.rows.end(";
 const SUMMED: &str = "results.store(";
-const NUMBERED: &str = "numbered.send(";
+const TOLD: &str = "session.tell(";
 const PEEK_NUMBERED: &str = "numbered.peek(";
 const END: &str = "session.end(";
 const PREVIOUS: &str = "wait_for_previous(";
@@ -206,8 +205,8 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("lamport_rmsnorm", LAMPORT_RMS, (END, 0), Remove, &[RECEIVE_IN_ORDER]),
     mutant("lamport_rmsnorm", LAMPORT_RMS, (SEND, 0), NARROW, &[SEND, RECEIVE_IN_ORDER]),
     mutant("ep_dispatch", EP_DISPATCH, (SEND_ROW, 0), NARROW, &[SEND_ROW, PEEK_ROW]),
-    mutant("ep_dispatch", EP_DISPATCH, (NUMBERED, 0), NARROW, &[NUMBERED, PEEK_NUMBERED]),
-    mutant("ep_dispatch", EP_DISPATCH, (NUMBERED, 1), NARROW, &[NUMBERED, PEEK_NUMBERED]),
+    mutant("ep_dispatch", EP_DISPATCH, (TOLD, 0), NARROW, &[TOLD, PEEK_NUMBERED]),
+    mutant("ep_dispatch", EP_DISPATCH, (TOLD, 1), NARROW, &[TOLD, PEEK_NUMBERED]),
     mutant("ep_dispatch", EP_DISPATCH, (END_ROWS, 0), Remove, &[WAIT, PEEK_ROW, PEEK_NUMBERED]),
     mutant("ep_dispatch", EP_DISPATCH, (PREVIOUS, 0), NoWait, &["mem::store", ROW]),
     mutant(
@@ -218,15 +217,15 @@ pub const MUTANTS: &[Mutant] = &[
         &[".load(", ".store(", "tokens_of(", ROW],
     ),
     mutant("expert_parallel", EP_COUNTERS, ("warp::sync()", 0), Remove, &["add_one(", ".load("]),
-    mutant("expert_parallel", EP_LAYOUT, ("thread::sync_threads()", 0), Remove, &[".load("]),
-    mutant("expert_parallel", EP_LAYOUT, ("thread::sync_threads()", 1), Remove, &[".load("]),
+    mutant("expert_parallel", EP_LAYOUT, (SYNC, 0), Remove, &[".load(", ".store("]),
+    mutant("ep_layout", EP_LAYOUT, (SYNC, 1), Remove, &[".load("]),
     mutant("ep_dispatch_f8", EP_DISPATCH, (SEND_ROW, 0), NARROW, &[SEND_ROW, PEEK_ROW]),
     mutant("ep_dispatch_f8", EP_DISPATCH, (SEND_ROW, 1), NARROW, &[SEND_ROW, PEEK_ROW]),
     mutant("ep_of_any_ranks", EP_DISPATCH, (SEND_ROW, 0), NARROW, &[SEND_ROW, PEEK_ROW]),
-    mutant("ep_of_any_ranks", EP_DISPATCH, (NUMBERED, 1), NARROW, &[NUMBERED, PEEK_NUMBERED]),
+    mutant("ep_of_any_ranks", EP_DISPATCH, (TOLD, 1), NARROW, &[TOLD, PEEK_NUMBERED]),
     mutant("ep_of_any_ranks", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, RECEIVE_ROWS]),
     mutant("ep_combine", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, RECEIVE_ROWS]),
-    mutant("ep_combine", COMBINE_RECEIVE, (NUMBERED, 0), NARROW, &[NUMBERED, PEEK_NUMBERED]),
+    mutant("ep_combine", EP_COMBINE, (TOLD, 0), NARROW, &[TOLD, PEEK_NUMBERED]),
     mutant("ep_combine", COMBINE_RECEIVE, (END_ROWS, 0), Remove, &[RECEIVE_ROWS]),
     mutant("ep_combine_in_one_round", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, RECEIVE_ROWS]),
     mutant("ep_combine_in_one_round", COMBINE_RECEIVE, (END_ROWS, 0), Remove, &[RECEIVE_ROWS]),

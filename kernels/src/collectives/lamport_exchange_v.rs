@@ -98,7 +98,11 @@ impl Exchange<'_> {
             for slot in thread::grid_strided(self.used) {
                 for source in 0..ranks {
                     if source != me && slot < self.slots_of(self.received.bytes[source]) {
-                        self.receive(&session, source, slot);
+                        let payload: Vec16<u8> = unmarked(session.receive(source, slot));
+                        if slot == 0 {
+                            mem::store_vec(self.offers.add(2 * source).cast(), payload);
+                        }
+                        self.store(source, slot, payload);
                     }
                 }
             }
@@ -110,8 +114,9 @@ impl Exchange<'_> {
     /// Loads the part of the message to a rank that a slot carries. The header comes first.
     unsafe fn load(&self, to: usize, slot: u32) -> Vec16<u8> {
         if slot == 0 {
-            let at = self.first + self.received.at[to];
-            return Vec16::from_bits(words([at, self.received.bytes[to]]));
+            let (at, bytes) = (self.first + self.received.at[to], self.received.bytes[to]);
+            // The lower word of each number is the first.
+            return Vec16::from_bits([at, at >> 32, bytes, bytes >> 32].map(|word| word as u32));
         }
         let Some(place) = self.place(slot, self.sent.bytes[to]) else {
             return Vec16::from_bits([0; 4]);
@@ -123,18 +128,6 @@ impl Exchange<'_> {
                 true => mem::load_vec(place.address_in(message)),
                 false => place.load(message),
             }
-        }
-    }
-
-    /// Receives a slot of the message from a peer. All lanes of the warp call this together.
-    unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, source: usize, slot: u32) {
-        // SAFETY: the session has begun, one thread uses the slot, all lanes call this together.
-        unsafe {
-            let payload: Vec16<u8> = unmarked(session.receive(source, slot));
-            if slot == 0 {
-                mem::store_vec(self.offers.add(2 * source).cast(), payload);
-            }
-            self.store(source, slot, payload);
         }
     }
 
@@ -165,9 +158,4 @@ impl Exchange<'_> {
     fn place(&self, slot: u32, bytes: usize) -> Option<Place> {
         if slot > 0 { Place::of(slot, HEADER, self.short(bytes)) } else { None }
     }
-}
-
-/// Returns two numbers as words, the lower word of each first.
-fn words([a, b]: [usize; 2]) -> [u32; 4] {
-    [a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32]
 }

@@ -136,10 +136,6 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
         }
     }
 
-    fn me(&self) -> usize {
-        self.comm.lsa_team().rank as usize
-    }
-
     /// Returns this block's chunk of a round, of the part of `rank`.
     fn chunk(&self, rank: usize, round: usize) -> Chunk {
         let whole = self.count / Vec16::<T>::LANES; // Also the index of a partial vector.
@@ -200,7 +196,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
     /// Reduces this block's chunks of a round, which have arrived, and stores the results to all
     /// ranks. The kernel's contract holds, and nothing else accesses the slots of the round.
     unsafe fn reduce_chunk<const N: usize, const ROWS: usize>(&self, round: usize) {
-        let me = self.me();
+        let me = self.comm.lsa_team().rank as usize;
         let (chunk, inbox) = (self.chunk(me, round), self.inbox.local());
         // SAFETY: the slots of the round have arrived, and nothing else accesses them until the
         // barrier.

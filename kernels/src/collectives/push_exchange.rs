@@ -46,9 +46,10 @@ pub unsafe fn push_exchange(
         Transfer { from: input.wrapping_add(messages.input(to)), into, bytes: messages.bytes }
     };
     // The loads of the windows' addresses take their time during the wait and the barrier.
-    let (own, mut message) = (copy(0), copy(1));
-    // The message to this rank is not copied if it is in its place.
-    let mut own = (own.from != own.into).then_some(own);
+    let (mut own, mut message) = (copy(0), copy(1));
+    if own.from == own.into.cast_const() {
+        own.bytes = 0; // The message to this rank is in its place.
+    }
     grid::wait_for_previous();
     grid::launch_next();
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
@@ -58,8 +59,8 @@ pub unsafe fn push_exchange(
         for distance in 1..team.n_ranks {
             // This rank's message is copied while NVLink is busy with the first one.
             // SAFETY: the kernel's caller guarantees the memory; one thread copies each vector.
-            unsafe { copy_both(message, own) };
-            (message, own) = (copy(distance + 1), None); // The last one is not used.
+            unsafe { copy_both([message, own]) };
+            (message, own.bytes) = (copy(distance + 1), 0); // The last one is not used.
         }
     }
     barrier.sync(MemoryOrder::Release);
@@ -73,25 +74,33 @@ pub(super) struct Transfer {
     pub(super) bytes: usize,
 }
 
-/// Copies this thread's vectors of two messages of the same length, which are in flight together.
-/// Nothing else accesses these bytes, which begin at multiples of 16. All threads of the grid call
-/// this.
-unsafe fn copy_both(message: Transfer, own: Option<Transfer>) {
-    let own = own.map(|own| Transfer { bytes: message.bytes, ..own });
+/// Copies this thread's part of two messages, whose vectors are in flight together, and the second
+/// of which is as long as the first or empty. Nothing else accesses these bytes, which begin at
+/// multiples of 16. All threads of the grid call this.
+unsafe fn copy_both(both: [Transfer; 2]) {
     // SAFETY: nothing else accesses the bytes, as the caller guarantees.
     unsafe {
-        for at in strip::of_grid::<UNROLL>(message.bytes / 16) {
-            let loaded = (message.load_rows(at), own.map(|own| (own, own.load_rows(at))));
-            message.store_rows(at, loaded.0);
-            if let Some((own, loaded)) = loaded.1 {
-                own.store_rows(at, loaded);
+        for first in strip::of_grid::<UNROLL>(both[0].bytes / 16) {
+            let mut loaded = [Vec16::<u8>::from_bits([0; 4]); 2 * UNROLL];
+            for i in 0..2 * UNROLL {
+                let (message, at) = (both[i / UNROLL], first + i % UNROLL * strip::ROW);
+                if at < message.bytes / 16 {
+                    loaded[i] = mem::load_vec(message.from.wrapping_add(16 * at));
+                }
+            }
+            for i in 0..2 * UNROLL {
+                let (message, at) = (both[i / UNROLL], first + i % UNROLL * strip::ROW);
+                if at < message.bytes / 16 {
+                    mem::store_vec(message.into.wrapping_add(16 * at), loaded[i]);
+                }
             }
         }
         if thread::first() {
-            message.copy_tail();
-            if let Some(own) = own {
-                own.copy_tail();
-            }
+            let [(), ()] = both.map(|message| {
+                for at in message.bytes / 16 * 16..message.bytes {
+                    message.copy_byte(at);
+                }
+            });
         }
     }
 }
@@ -103,7 +112,7 @@ impl Transfer {
         // SAFETY: nothing else accesses the bytes, as the caller guarantees.
         unsafe {
             if (self.from.addr() | self.into.addr()).is_multiple_of(16) {
-                copy_both(self, None);
+                copy_both([self, Self { bytes: 0, ..self }]);
             } else {
                 for at in thread::grid_strided(self.bytes) {
                     self.copy_byte(at);
@@ -116,39 +125,5 @@ impl Transfer {
     unsafe fn copy_byte(self, at: usize) {
         // SAFETY: nothing else accesses the bytes, as the caller guarantees.
         unsafe { mem::store(self.into.wrapping_add(at), mem::load(self.from.wrapping_add(at))) }
-    }
-
-    /// Loads this thread's whole vectors of a strip, the first of which is `at`. Nothing writes
-    /// these vectors.
-    unsafe fn load_rows(self, at: usize) -> [Vec16<u8>; UNROLL] {
-        let mut loaded = [Vec16::from_bits([0; 4]); UNROLL];
-        for u in 0..UNROLL {
-            let at = at + u * strip::ROW;
-            if at < self.bytes / 16 {
-                // SAFETY: the caller guarantees the vectors of the message, which is aligned.
-                loaded[u] = unsafe { mem::load_vec(self.from.wrapping_add(16 * at)) };
-            }
-        }
-        loaded
-    }
-
-    /// Stores this thread's whole vectors of a strip, the first of which is `at`. Nothing else
-    /// accesses these vectors.
-    unsafe fn store_rows(self, at: usize, loaded: [Vec16<u8>; UNROLL]) {
-        for u in 0..UNROLL {
-            let at = at + u * strip::ROW;
-            if at < self.bytes / 16 {
-                // SAFETY: the caller guarantees the vectors of the place, which is aligned.
-                unsafe { mem::store_vec(self.into.wrapping_add(16 * at), loaded[u]) };
-            }
-        }
-    }
-
-    /// Copies the bytes after the whole vectors. Nothing else accesses these bytes.
-    unsafe fn copy_tail(self) {
-        for at in self.bytes / 16 * 16..self.bytes {
-            // SAFETY: nothing else accesses the bytes, as the caller guarantees.
-            unsafe { self.copy_byte(at) };
-        }
     }
 }

@@ -1,20 +1,11 @@
 //! Receives the experts' results that [`ep_combine`](super::ep_combine) returns, and adds them up.
 
 use super::ep_combine::Combine;
-use super::ep_layout::{NONE, RETURN_WORDS};
-use super::numbered::Session;
-use super::parts::Part;
-use super::ranks::{Ranks, ranks, rolled};
-use super::sums::{Entries, Row, add, sum};
-use crate::prelude::*;
+use super::prelude::*;
 
-/// The words that a warp loads ahead for a part of a row that it receives.
-#[derive(Clone, Copy)]
-pub(super) struct Incoming {
-    pub(super) entries: Entries,
-    /// The ranks that send.
-    targets: Ranks,
-}
+/// The words that a warp loads ahead for a part of a row that it receives: this rank's entries, and
+/// the ranks that send.
+pub(super) type Incoming = (Entries, Ranks);
 
 impl Combine<'_> {
     /// Loads the entries of a token of this rank, and the ranks that have experts of it.
@@ -27,7 +18,7 @@ impl Combine<'_> {
                 let of_row = self.received.targets.wrapping_add(row as usize);
                 targets = Ranks(mem::load(of_row)).without(absent);
             }
-            Incoming { entries: self.entries(me, row, tokens), targets }
+            (self.entries(me, row, tokens), targets)
         }
     }
 
@@ -37,7 +28,7 @@ impl Combine<'_> {
         &self,
         session: &Session<'_, N>,
         part: Part<VECTORS>,
-        Incoming { entries, targets }: Incoming,
+        (entries, targets): Incoming,
     ) {
         let mut sums = [[0.0; 8]; VECTORS];
         // SAFETY: each rank of `targets` sends the part, and only this warp receives it.
@@ -48,40 +39,15 @@ impl Combine<'_> {
             match N {
                 4 => self.add_rows::<N, VECTORS, 4>(&mut sums, session, part, mine, targets),
                 8 => self.add_rows::<N, VECTORS, 2>(&mut sums, session, part, mine, targets),
-                _ => self.add_rows_in_turn(&mut sums, session, part, mine, targets),
+                _ => self.add_rows::<N, VECTORS, 1>(&mut sums, session, part, mine, targets),
             }
             self.results.store(part, sums, &residual);
         }
     }
 
     /// Adds the row of this rank, if there is one, and those that it receives, in the order of the
-    /// ranks. All lanes of a warp call this together.
-    unsafe fn add_rows_in_turn<const N: usize, const VECTORS: usize>(
-        &self,
-        sums: &mut [[f32; 8]; VECTORS],
-        session: &Session<'_, N>,
-        part: Part<VECTORS>,
-        mine: Option<Row<VECTORS>>,
-        targets: Ranks,
-    ) {
-        let me = self.comm.lsa_team().rank as usize;
-        let slot = |i| part.vector_of(part.row as usize, i).map(|vector| vector as u32);
-        for rank in 0..rolled::<N>(self.comm) {
-            if rank == me {
-                if let Some(mine) = mine {
-                    add(sums, &mine, 1.0);
-                }
-            } else if targets.contains(rank) {
-                // SAFETY: the rank is one of `targets`, and so sends the part.
-                let row = unsafe { session.rows.receive_several(rank, slot, 0) }; // No pause.
-                add(sums, &row, 1.0);
-            }
-        }
-    }
-
-    /// Adds rows as [`add_rows_in_turn`](Self::add_rows_in_turn) does, with a vector in each lane.
-    /// It waits for the rows of `K` ranks together: rows of more ranks would take registers. All
-    /// lanes of a warp call this together.
+    /// ranks. It waits for the rows of `K` ranks together, of several with a vector in each lane:
+    /// more would take registers. All lanes of a warp call this together.
     unsafe fn add_rows<const N: usize, const VECTORS: usize, const K: usize>(
         &self,
         sums: &mut [[f32; 8]; VECTORS],
@@ -92,43 +58,40 @@ impl Combine<'_> {
     ) {
         let (me, nothing) = (self.comm.lsa_team().rank as usize, Vec16::from_bits([0; 4]));
         let sends = |rank| rank != me && targets.contains(rank);
+        let slot = |i| part.vector_of(part.row as usize, i).map(|vector| vector as u32);
         for first in Strided::new(0, rolled::<N>(self.comm), K) {
-            let mut rows = [nothing; K];
-            if let Some(slot) = part.vector_of(part.row as usize, 0) {
+            let mut rows = [[nothing; VECTORS]; K];
+            if K == 1 {
+                if sends(first) {
+                    // SAFETY: the rank is one of `targets`, and so sends the part.
+                    rows[0] = unsafe { session.rows.receive_several(first, slot, 0) }; // No pause.
+                }
+            } else if let Some(slot) = slot(0) {
                 self.comm.wait_until(Coop::thread(), || {
                     let mut all = true;
                     for i in 0..K {
                         // SAFETY: the kernel's caller guarantees the memory. (No branch is around
                         // the loads, so that all are in flight together, also of unused slots.)
-                        let row = unsafe { session.rows.peek(first + i, slot as u32) };
+                        let row = unsafe { session.rows.peek(first + i, slot) };
                         let sends = sends(first + i);
                         all &= row.is_some() || !sends;
-                        rows[i] = row.filter(|_| sends).unwrap_or(nothing);
+                        rows[i][0] = row.filter(|_| sends).unwrap_or(nothing);
                     }
                     all
                 });
                 for i in 0..K {
                     if sends(first + i) {
                         // SAFETY: the kernel's caller guarantees the memory; the row has arrived.
-                        unsafe { session.rows.empty(first + i, slot as u32) };
+                        unsafe { session.rows.empty(first + i, slot) };
                     }
                 }
             }
             for i in 0..K {
                 match mine {
                     Some(mine) if first + i == me => add(sums, &mine, 1.0),
-                    _ => add(sums, &[rows[i]; VECTORS], 1.0),
+                    _ if K > 1 || sends(first) => add(sums, &rows[i], 1.0),
+                    _ => {}
                 }
-            }
-        }
-    }
-
-    /// Tells all peers that this rank has begun the launch. One thread of the grid calls this.
-    pub(super) unsafe fn tell_peers<const N: usize>(&self, session: &Session<'_, N>) {
-        for distance in 1..ranks::<N>(self.comm) {
-            if !session.absent.contains(self.rank(distance)) {
-                // SAFETY: only this thread sends to the slot.
-                unsafe { session.numbered.send(distance, 0, [0; 2]) };
             }
         }
     }

@@ -1,22 +1,13 @@
 //! The memory that the kernels for high throughput (`ep_dispatch_counted`, `ep_combine_counted`)
 //! share, and the flags by which ranks tell each other how far they are.
 
-use cuda_std::atomic::Order;
 use nccl_device::is_last_block;
 
-use super::counters::Words;
-use super::ep_layout::RETURN_WORDS;
-use super::ranks::Ranks;
-use super::shape::Shape;
-use crate::prelude::*;
+use super::prelude::*;
 
 /// Words for a received token, after the [`RETURN_WORDS`] of all tokens: its index among the tokens
 /// of all ranks, and the index of its result among those that return to its rank.
 const ORIGIN_WORDS: usize = 2;
-
-/// Words for a token of this rank: a bit for each rank that gets it, in two words, the index of
-/// the first of its results, and an unused word.
-pub(super) const OWN_WORDS: usize = 4;
 
 /// The memory of the kernels for high throughput.
 #[repr(C)]
@@ -28,8 +19,8 @@ pub struct Counted {
     pub counts: Window<u32>,
     /// The tokens that are received, in the order of the ranks: [`Counted::token_words`] words.
     pub tokens: Window<u32>,
-    /// [`Counted::own_words`] words of this GPU, aligned to 16 bytes.
-    pub own: *mut u32,
+    /// Memory of this GPU: a bit for each rank that gets the row, for each token of this rank.
+    pub targets: *mut u64,
     /// Memory of this GPU: for each rank the index of its first received token, and then the number
     /// of all received tokens.
     pub firsts: *mut u32,
@@ -88,17 +79,11 @@ impl Counted {
         capacity * (RETURN_WORDS + ORIGIN_WORDS)
     }
 
-    /// Returns the number of words for a rank's own tokens.
-    #[must_use]
-    pub const fn own_words(shape: Shape) -> usize {
-        shape.tokens as usize * OWN_WORDS
-    }
-
-    /// Returns the most results that return to a rank: one from each rank that gets a token.
+    /// Returns the most results of a token: one from each rank that gets it. Those of a rank's
+    /// tokens are one after the other, with room for as many of each.
     #[must_use]
     pub const fn results(shape: Shape, ranks: usize) -> usize {
-        let top_k = shape.top_k as usize;
-        shape.tokens as usize * if ranks < top_k { ranks } else { top_k }
+        if ranks < shape.top_k as usize { ranks } else { shape.top_k as usize }
     }
 
     /// Returns the words that say which rows a received token has, in the form of `ep_layout`.
@@ -110,16 +95,12 @@ impl Counted {
     pub(super) fn origin(&self, tokens: *mut u32, token: usize) -> Words {
         Words(tokens.wrapping_add(RETURN_WORDS * self.capacity as usize + ORIGIN_WORDS * token))
     }
-
-    /// Returns the words of a token of this rank.
-    pub(super) fn own(&self, token: usize) -> *mut u32 {
-        self.own.wrapping_add(OWN_WORDS * token)
-    }
 }
 
 /// The flags of a launch of one of the two kernels that use them.
 pub(super) struct Progress<'a> {
     comm: &'a DevComm,
+    pub(super) team: Team,
     flags: Window<u32>,
     epoch: Epoch,
     /// The number of blocks that have sent.
@@ -137,6 +118,7 @@ impl<'a> Progress<'a> {
         unsafe {
             Self {
                 comm,
+                team: comm.lsa_team(),
                 flags: memory.flags,
                 epoch: Epoch::begin(state),
                 blocks: state.wrapping_add(Epoch::WORDS),
@@ -147,7 +129,7 @@ impl<'a> Progress<'a> {
 
     /// Returns the flag by which `rank` tells each rank that it has reached `step`.
     fn flag(&self, step: Step, rank: i32) -> Flag<'a> {
-        let index = step as usize * self.comm.lsa_team().n_ranks as usize + rank as usize;
+        let index = step as usize * self.team.n_ranks as usize + rank as usize;
         // SAFETY: the caller of `new` guarantees the memory of the flags, and the index is in it.
         unsafe { Flag::new(self.comm, self.flags, index) }
     }
@@ -156,10 +138,9 @@ impl<'a> Progress<'a> {
     /// of the grid call this together, after a barrier: the other ranks see what these threads had
     /// written by then.
     pub(super) fn tell(&self, step: Step) {
-        let team = self.comm.lsa_team();
-        for peer in Coop::cta().strided(team.n_ranks as u32) {
+        for peer in Coop::cta().strided(self.team.n_ranks as u32) {
             if !self.absent.contains(peer as usize) {
-                self.flag(step, team.rank).post(Coop::thread(), peer as i32, self.epoch.get());
+                self.flag(step, self.team.rank).post(Coop::thread(), peer as i32, self.epoch.get());
             }
         }
     }
@@ -180,7 +161,7 @@ impl<'a> Progress<'a> {
     /// Waits until all ranks have reached `step`, and sees what they had written by then. All
     /// threads of the block call this together.
     pub(super) fn wait(&self, step: Step) {
-        for peer in self.comm.lsa_team().all_from_self() {
+        for peer in self.team.all_from_self() {
             if !self.absent.contains(peer as usize) {
                 self.flag(step, peer).wait_at_least(Coop::cta(), self.epoch.get());
             }

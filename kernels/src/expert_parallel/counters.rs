@@ -1,13 +1,11 @@
 //! Counters of the rows of experts, and the words that say which rows a token has.
 
-use cuda_std::atomic::Order;
+use super::prelude::*;
 
-use super::ep_layout::NONE;
-use super::shape::Shape;
-use crate::prelude::*;
-
-/// Experts that a thread loads together.
+/// Experts that a thread loads together, so that several loads are in flight.
 pub(super) const UNROLL: u32 = 8;
+/// The numbers below [`UNROLL`].
+pub(super) const UNROLLED: [u32; UNROLL as usize] = [0, 1, 2, 3, 4, 5, 6, 7];
 
 /// The most warps of a block.
 const WARPS: usize = 16;
@@ -148,15 +146,10 @@ unsafe fn sum_before(mine: u32) -> u32 {
 }
 
 /// Stores the positions and weights of a token's rows: those of the lanes with `is_here`, in their
-/// order, and [`NONE`] after them. Returns the number of this lane's row among them. All lanes of a
-/// warp call this together, and `returns` has the words of the token.
+/// order, and [`NONE`] after them. All lanes of a warp call this together, and `returns` has the
+/// words of the token.
 #[track_caller]
-pub(super) unsafe fn store_returns(
-    returns: Words,
-    is_here: bool,
-    position: u32,
-    weight: u32,
-) -> u32 {
+pub(super) unsafe fn store_returns(returns: Words, is_here: bool, position: u32, weight: u32) {
     let lane = warp::lane_id();
     // SAFETY: all lanes of the warp are here, and `returns` has the token's words.
     unsafe {
@@ -170,6 +163,5 @@ pub(super) unsafe fn store_returns(
             returns.store(2 * lane, NONE);
             returns.store(2 * lane + 1, 0);
         }
-        at
     }
 }

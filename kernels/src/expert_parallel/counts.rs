@@ -1,21 +1,13 @@
 //! The counts of rows, which all ranks tell each other, and the places where the rows of each
 //! expert begin.
 
-use core::hint;
+use super::places::{Dispatch, Shared};
+use super::prelude::*;
 
-use cuda_std::atomic::{AtomicU32, Order, Scope};
-
-use super::counted::Step;
-use super::counters::{Counters, UNROLL, Words, strided};
-use super::places::{Places, Shared};
-use super::shape::Faults;
-use crate::prelude::*;
-
-impl Places<'_> {
-    /// Finds the places of this block's tokens, from `first` on, with the counts of all ranks.
-    /// Returns how many results the tokens before them have. All threads of the block call this
-    /// together.
-    pub(super) unsafe fn find(&self, first: u32) -> u32 {
+impl<T: Rows> Dispatch<'_, T> {
+    /// Finds the places of this block's tokens, from `first` on, with the counts of all ranks. All
+    /// threads of the block call this together.
+    pub(super) unsafe fn find(&self, first: u32) {
         // SAFETY: all threads of the block are here, and the peers launch the same kernel.
         unsafe {
             self.count(first);
@@ -25,22 +17,17 @@ impl Places<'_> {
             self.progress.wait(Step::Counted);
             self.add_others();
             self.find_starts();
-            self.shared.results.load(0)
         }
     }
 
     /// Counts this rank's rows and tokens, and how many of them come before the token `first`. All
     /// threads of the block call this together.
     unsafe fn count(&self, first: u32) {
-        let Shared { counters, results, .. } = self.shared;
+        let Shared { counters, .. } = self.shared;
         // SAFETY: the shared memory has all counters, and accesses between barriers are atomic.
         unsafe {
             counters.clear(self.counters());
-            if thread::thread_idx_x() == 0 {
-                results.store(0, 0);
-            }
             thread::sync_threads();
-            let mut before = 0;
             for token in strided(self.tokens.count) {
                 let mut targets = 0_u64;
                 self.each_id(token, |_, id| {
@@ -49,13 +36,11 @@ impl Places<'_> {
                         targets |= 1 << rank;
                     }
                 });
-                before += if token < first { targets.count_ones() } else { 0 };
                 while targets != 0 {
                     counters.count(self.experts() + targets.trailing_zeros(), token < first);
                     targets &= targets - 1;
                 }
             }
-            AtomicU32::from_ptr(results.0).fetch_add(before, Order::Relaxed, Scope::Cta);
             thread::sync_threads();
         }
     }
@@ -70,11 +55,11 @@ impl Places<'_> {
     /// Tells all other ranks the counts of this rank. All threads of one block of the grid call
     /// this together.
     unsafe fn tell_counts(&self) {
-        for peer in self.team.others() {
+        for peer in self.progress.team.others() {
             if self.progress.absent.contains(peer as usize) {
                 continue;
             }
-            let to = self.counts(self.team.rank as u32, peer);
+            let to = self.counts(self.progress.team.rank as u32, peer);
             for i in strided(self.counters()) {
                 // SAFETY: the kernel's caller guarantees the memory. The last launch has waited for
                 // the peer's rows, so the peer has read those counts.
@@ -90,39 +75,29 @@ impl Places<'_> {
     /// ranks have told their counts.
     unsafe fn add_others(&self) {
         let Counters { totals, next } = self.shared.counters;
-        let (ranks, me) = (self.team.n_ranks as u32, self.team.rank as u32);
-        let (counts, firsts) = (self.counts(0, self.team.rank), Words(self.memory.firsts));
+        let (ranks, me) = (self.progress.team.n_ranks as u32, self.progress.team.rank as u32);
+        let (counts, firsts) = (self.counts(0, self.progress.team.rank), Words(self.memory.firsts));
         for i in strided(self.counters()) {
             let is_noted = i == self.experts() + me && thread::block_idx_x() == 0;
             // SAFETY: all ranks have told, and each counter is handled by one thread.
             unsafe {
                 let (own, mut sum, mut lower) = (totals.load(i), 0, 0);
-                let note = |source, sum: u32| {
-                    if is_noted {
-                        firsts.store(source, sum.min(self.memory.capacity));
-                    }
-                };
-                for first in Strided::new(0, ranks, UNROLL) {
-                    let mut loaded = [0; UNROLL as usize];
-                    for u in 0..UNROLL {
-                        let source = first + u;
-                        let is_absent = self.progress.absent.contains(source as usize);
-                        if source == me {
-                            loaded[u as usize] = own;
-                        } else if source < ranks && !is_absent {
-                            loaded[u as usize] = counts.load(source * self.counters() + i);
-                        }
-                    }
+                for first in Strided::new(0, ranks + 1, UNROLL) {
+                    let loaded = UNROLLED.map(|u| match first + u {
+                        source if source == me => own,
+                        source if source >= ranks => 0,
+                        source if self.progress.absent.contains(source as usize) => 0,
+                        source => counts.load(source * self.counters() + i),
+                    });
                     for u in 0..UNROLL {
                         let (source, count) = (first + u, loaded[u as usize]);
-                        if source < ranks {
-                            note(source, sum);
+                        if is_noted && source <= ranks {
+                            firsts.store(source, sum.min(self.memory.capacity));
                         }
                         sum += count;
                         lower += if source < me { count } else { 0 };
                     }
                 }
-                note(ranks, sum);
                 totals.store(i, sum);
                 next.store(i, next.load(i) + lower);
             }
@@ -130,14 +105,14 @@ impl Places<'_> {
         thread::sync_threads();
     }
 
-    /// Computes where the rows of each expert begin in its rank. All threads of the block call this
-    /// together.
+    /// Computes where the rows of each expert begin in its rank, and records the ranks without room
+    /// for their rows. All threads of the block call this together.
     unsafe fn find_starts(&self) {
         let Shared { counters: Counters { totals, next }, starts, .. } = self.shared;
         let (of_rank, alignment) = (self.shape.experts, self.grouped.alignment);
         let (offsets, sizes) = (Words(self.grouped.offsets), Words(self.grouped.sizes));
         // SAFETY: the launch requires both to be above 0. (Otherwise divisions would be checked.)
-        unsafe { hint::assert_unchecked(of_rank > 0 && alignment > 0) };
+        unsafe { assert_unchecked(of_rank > 0 && alignment > 0) };
         // SAFETY: all threads of the block are here, and barriers separate the steps.
         unsafe {
             let experts = self.experts();
@@ -149,34 +124,24 @@ impl Places<'_> {
                 next.store(i, next.load(i) + start(i));
             }
             if thread::block_idx_x() == 0 {
-                let own = self.team.rank as u32 * of_rank;
+                let own = self.progress.team.rank as u32 * of_rank;
                 for i in strided(of_rank) {
                     offsets.store(i, start(own + i));
                     sizes.store(i, totals.load(own + i));
                 }
-                if thread::thread_idx_x() == 0 {
-                    offsets.store(of_rank, self.check_room());
+            }
+            if thread::first() {
+                for rank in 0..self.progress.team.n_ranks as u32 {
+                    let [first, end] = [rank, rank + 1].map(|rank| starts.load(rank * of_rank));
+                    if rank == self.progress.team.rank as u32 {
+                        offsets.store(of_rank, end - first);
+                    }
+                    if end - first > self.memory.capacity {
+                        Faults::record_rows(self.faults, end - first, Some(rank));
+                    }
                 }
             }
             thread::sync_threads();
         }
-    }
-
-    /// Records the ranks for whose rows there is no room. Returns the rows of this one. One thread
-    /// of the grid calls this, and the starts are known.
-    unsafe fn check_room(&self) -> u32 {
-        let (mut own, of_rank) = (0, self.shape.experts);
-        for rank in 0..self.team.n_ranks as u32 {
-            // SAFETY: the starts are known, and only this thread records rows.
-            unsafe {
-                let [first, end] = [rank, rank + 1].map(|r| self.shared.starts.load(r * of_rank));
-                let rows = end - first;
-                if rows > self.memory.capacity {
-                    Faults::record_rows(self.faults, rows, Some(rank));
-                }
-                own = if rank == self.team.rank as u32 { rows } else { own };
-            }
-        }
-        own
     }
 }

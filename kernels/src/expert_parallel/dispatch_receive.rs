@@ -1,19 +1,9 @@
 //! Receives the rows of tokens that [`ep_dispatch`](super::ep_dispatch) sends.
 
 use super::ep_dispatch::{COUNT, Dispatch, HAS_ROW};
-use super::numbered::Session;
-use super::parts::{Part, Parts, Share};
-use super::ranks::{ranks, rolled};
-use super::rows::{Payload, Rows};
-use super::shape::{Received, Shape};
-use crate::prelude::*;
+use super::prelude::*;
 
 impl<R: Rows> Dispatch<'_, R> {
-    /// Returns the rank from which this one is at `distance`.
-    fn source<const N: usize>(&self, distance: usize) -> usize {
-        self.comm.lsa_team().rotated((ranks::<N>(self.comm) - distance) as i32) as usize
-    }
-
     /// Receives this warp's share of the parts of a round, which begins with part `round`. Returns
     /// the end of the parts of its ranks. All lanes of the warp call this together. There are slots
     /// for the warp's first part of the round.
@@ -52,7 +42,8 @@ impl<R: Rows> Dispatch<'_, R> {
         distance: usize,
         part: Part<VECTORS>,
     ) -> u32 {
-        let (source, top_k) = (self.source::<N>(distance), self.shape.top_k);
+        let (team, top_k) = (self.comm.lsa_team(), self.shape.top_k);
+        let source = team.rotated((ranks::<N>(self.comm) - distance) as i32) as usize;
         // Every lane has a message that says whether the row is sent.
         let slot = COUNT + 1 + part.row * top_k + warp::lane_id() % top_k;
         let (mut payload, mut message) = (Payload::ZERO, [0; 2]);

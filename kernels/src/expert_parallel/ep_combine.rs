@@ -1,13 +1,7 @@
 //! Returns the experts' results to the ranks of the tokens, within the LSA team, and adds them up.
 
 use super::combine_receive::is_leader;
-use super::ep_layout::NONE;
-use super::numbered::{Messages, Session};
-use super::parts::{Part, Parts, element, warp_index, warps};
-use super::ranks::{Ranks, ranks, rolled, with_ranks};
-use super::shape::{Received, Shape, Steps};
-use super::sums::{Entries, Results, prefetch, sum};
-use crate::prelude::*;
+use super::prelude::*;
 
 /// Vectors of a part that each lane has: with more ranks fewer, as their addresses take registers.
 const fn lane_vectors(ranks: usize) -> usize {
@@ -88,19 +82,10 @@ pub(super) struct Combine<'a> {
     pub(super) steps: u32,
 }
 
-/// The peers' tokens, whose rows this rank returns.
-struct Peers<const N: usize> {
-    /// The number of tokens, by the distance to the peer; not used for [`ANY_RANKS`].
-    counts: [u32; N],
-    /// The most tokens of a peer.
-    most: u32,
-    absent: Ranks,
-}
-
 impl Combine<'_> {
     unsafe fn run<const N: usize, const VECTORS: usize>(&self, messages: Messages) {
         // SAFETY: the memory has a slot for each vector, as the kernel's caller guarantees.
-        let slots = unsafe { messages.slots::<N>(self.comm, self.shape.slots(), NUMBERED_SLOTS) };
+        let begin = unsafe { messages.slots::<N>(self.comm, self.shape.slots(), NUMBERED_SLOTS) };
         let (first, small) = (warp_index(), Parts::<1>::new(self.shape.vectors));
         let others = (ranks::<N>(self.comm) as u32 - 1).max(1); // 1 for a single rank.
         grid::launch_next();
@@ -108,18 +93,20 @@ impl Combine<'_> {
         // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread; all
         // lanes of a warp call these together.
         unsafe {
-            let peers = self.peers::<N>();
+            let absent = self.received.absent();
+            let most = self.most_tokens::<N>(absent);
             // In a launch of one round, successive warps send to different ranks.
             let (to, small_part) = (1 + (first % others) as usize, small.at(first / others));
-            let outgoing = self.outgoing(&peers, to, small_part.row);
-            let incoming = self.incoming(small.at(first).row, peers.absent);
-            let session = slots.begin(peers.absent);
+            let outgoing = self.outgoing(absent, to, small_part.row);
+            let incoming = self.incoming(small.at(first).row, absent);
+            let session = begin(absent);
             if self.sends() && is_leader() {
-                self.tell_peers(&session);
+                // Tells all peers that this rank has begun the launch.
+                session.tell(self.comm, 0, |_| [0; 2]);
             }
-            let (sent, own) = (small.count(peers.most) * others, small.count(self.own_tokens()));
+            let (sent, own) = (small.count(most) * others, small.count(self.own_tokens()));
             if sent.max(own) > warps() {
-                return self.rounds::<N, VECTORS>(&session, &peers);
+                return self.rounds::<N, VECTORS>(&session, most);
             }
             if first < sent {
                 self.send_to::<N, 1, TOGETHER_IN_ONE_ROUND>(&session, to, small_part, outgoing);
@@ -138,11 +125,11 @@ impl Combine<'_> {
     unsafe fn rounds<const N: usize, const VECTORS: usize>(
         &self,
         session: &Session<'_, N>,
-        peers: &Peers<N>,
+        most: u32,
     ) {
         let parts = Parts::<VECTORS>::new(self.shape.vectors);
-        let (first, step) = (warp_index(), warps());
-        let (sent, own) = (parts.count(peers.most), parts.count(self.own_tokens()));
+        let (first, step, absent) = (warp_index(), warps(), session.absent);
+        let (sent, own) = (parts.count(most), parts.count(self.own_tokens()));
         // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread; all
         // lanes of a warp call these together.
         unsafe {
@@ -151,32 +138,39 @@ impl Combine<'_> {
                     prefetch(self.results.rows, entries, part);
                 }
             };
-            let mut outgoing = self.outgoing(peers, 1, parts.at(first).row);
-            let mut incoming = self.incoming(parts.at(first).row, peers.absent);
+            let mut outgoing = self.outgoing(absent, 1, parts.at(first).row);
+            let mut incoming = self.incoming(parts.at(first).row, absent);
             let (mut index, mut ahead) = (first, first);
             while index < sent.max(own) || ahead == first {
                 let mut next = NONE;
                 if ahead + step < sent {
-                    next = self.outgoing(peers, 1, parts.at(ahead + step).row);
+                    next = self.outgoing(absent, 1, parts.at(ahead + step).row);
                 }
                 if ahead < sent {
-                    self.send(session, peers, parts.at(ahead), outgoing);
+                    let part = parts.at(ahead);
+                    // Not unrolled for many ranks, as the code of the sum is long.
+                    for distance in 1..rolled::<N>(self.comm) {
+                        if distance > 1 {
+                            outgoing = self.outgoing(absent, distance, part.row);
+                        }
+                        self.send_to::<N, VECTORS, TOGETHER>(session, distance, part, outgoing);
+                    }
                 }
                 outgoing = next;
                 ahead += step;
                 prefetch(outgoing, parts.at(ahead));
                 if ahead == first + step {
                     if self.receives() {
-                        prefetch(incoming.entries, parts.at(first));
+                        prefetch(incoming.0, parts.at(first));
                         self.end(session);
                     }
                     continue;
                 }
                 if index < own {
-                    let next = self.incoming(parts.at(index + step).row, peers.absent);
+                    let next = self.incoming(parts.at(index + step).row, absent);
                     self.receive::<N, VECTORS, TOGETHER>(session, parts.at(index), incoming);
                     incoming = next;
-                    prefetch(incoming.entries, parts.at(index + step));
+                    prefetch(incoming.0, parts.at(index + step));
                 }
                 index += step;
             }
@@ -201,42 +195,14 @@ impl Combine<'_> {
         self.comm.lsa_team().rotated(distance as i32) as usize
     }
 
-    /// Loads how many tokens the peers have whose rows this launch returns.
-    unsafe fn peers<const N: usize>(&self) -> Peers<N> {
-        // SAFETY: `received` has these words, as the kernel's caller guarantees.
-        unsafe {
-            let mut peers = Peers { counts: [0; N], most: 0, absent: self.received.absent() };
-            let ranks = if self.sends() { ranks::<N>(self.comm) } else { 0 };
-            for distance in 1..ranks {
-                let count = self.tokens_of(distance, peers.absent);
-                if N != ANY_RANKS {
-                    peers.counts[distance] = count;
-                }
-                peers.most = peers.most.max(count);
-            }
-            peers
+    /// Returns the most tokens of a peer whose rows this launch returns.
+    unsafe fn most_tokens<const N: usize>(&self, absent: Ranks) -> u32 {
+        let (ranks, mut most) = (if self.sends() { ranks::<N>(self.comm) } else { 0 }, 0);
+        for distance in 1..ranks {
+            // SAFETY: the kernel's caller guarantees the memory.
+            most = most.max(unsafe { self.tokens_of(distance, absent) });
         }
-    }
-
-    /// Sends a part of a row back to each rank that has such a token, with an expert here. The
-    /// entries for the next rank have been loaded. All lanes of a warp call this together.
-    unsafe fn send<const N: usize, const VECTORS: usize>(
-        &self,
-        session: &Session<'_, N>,
-        peers: &Peers<N>,
-        part: Part<VECTORS>,
-        mut entries: Entries,
-    ) {
-        // The loop is not unrolled for many ranks, as the code of the sum is long.
-        for distance in 1..rolled::<N>(self.comm) {
-            // SAFETY: only this warp has the part, and all of its lanes are here.
-            unsafe {
-                if distance > 1 {
-                    entries = self.outgoing(peers, distance, part.row);
-                }
-                self.send_to::<N, VECTORS, TOGETHER>(session, distance, part, entries);
-            }
-        }
+        most
     }
 
     /// Sends a part of a row back to the rank at a distance, if it has such a token, with an expert
@@ -282,14 +248,8 @@ impl Combine<'_> {
     }
 
     /// Loads the entries of a token of the rank at a distance.
-    unsafe fn outgoing<const N: usize>(&self, peers: &Peers<N>, to: usize, row: u32) -> Entries {
+    unsafe fn outgoing(&self, absent: Ranks, to: usize, row: u32) -> Entries {
         // SAFETY: `returns` has the words of the most tokens of each rank.
-        unsafe {
-            let tokens = match N {
-                ANY_RANKS => self.tokens_of(to, peers.absent),
-                _ => element(&peers.counts, to),
-            };
-            self.entries(self.rank(to), row, tokens)
-        }
+        unsafe { self.entries(self.rank(to), row, self.tokens_of(to, absent)) }
     }
 }

@@ -1,17 +1,8 @@
 //! Returns the experts' results to the ranks of the tokens, within the LSA team, where each rank
 //! knows how many return.
 
-use core::hint;
-
-use super::counted::{Counted, Progress, Step};
-use super::counters::{Words, strided};
 use super::ep_combine::TOGETHER;
-use super::ep_layout::{DROPPED, NONE};
-use super::parts::{Part, Parts};
-use super::ranks::RANKS;
-use super::shape::{Shape, Steps};
-use super::sums::{Results, add_rows, sum};
-use crate::prelude::*;
+use super::prelude::*;
 
 /// Vectors of a part of a row that each lane has.
 const VECTORS: usize = 2;
@@ -19,8 +10,8 @@ const VECTORS: usize = 2;
 /// Does what [`ep_combine`](fn@super::ep_combine::ep_combine) does, with the same bits, after an
 /// [`ep_dispatch_counted`](fn@super::ep_dispatch_counted::ep_dispatch_counted).
 ///
-/// `arrivals` has room for [`Counted::results`] rows in each rank, for the rows that return to it:
-/// those of each token one after the other, in the order of the ranks, with this rank's own.
+/// `arrivals` has room for [`Counted::results`] rows of each token in each rank, for the rows that
+/// return to it: those of a token in the order of the ranks, with this rank's own.
 /// A launch that only sends waits until the peers have begun theirs.
 ///
 /// Grid and block: as those of [`ep_dispatch`](fn@super::ep_dispatch::ep_dispatch).
@@ -33,7 +24,8 @@ const VECTORS: usize = 2;
     max_threads = 512,
     requires(
         results.tokens <= shape.tokens,
-        8 * shape.vectors as usize * Counted::results(shape, comm.n_ranks() as usize)
+        8 * (shape.tokens as usize * Counted::results(shape, comm.n_ranks() as usize))
+            * shape.vectors as usize
             <= arrivals.len()
     )
 )]
@@ -50,8 +42,9 @@ pub unsafe fn ep_combine_counted(
     // SAFETY: the kernel's caller guarantees the rows and the memory of the last dispatch.
     unsafe {
         let progress = &Progress::new(&comm, &memory, 1); // The combine.
-        let (team, parts) = (comm.lsa_team(), Parts::new(shape.vectors));
-        let combine = Combine { progress, team, memory, arrivals, parts, results };
+        let parts = Parts::new(shape.vectors);
+        let of_token = Counted::results(shape, progress.team.n_ranks as usize) as u32;
+        let combine = Combine { progress, memory, arrivals, of_token, parts, results };
         if steps & Steps::SEND != 0 {
             if thread::block_idx_x() == 0 {
                 progress.tell(Step::Ready);
@@ -72,9 +65,10 @@ pub unsafe fn ep_combine_counted(
 
 struct Combine<'a> {
     progress: &'a Progress<'a>,
-    team: Team,
     memory: Counted,
     arrivals: Window<bf16>,
+    /// The most results of a token.
+    of_token: u32,
     parts: Parts<VECTORS>,
     results: Results,
 }
@@ -83,10 +77,10 @@ impl Combine<'_> {
     /// Stores the sums of this rank's experts in the ranks of the tokens. All threads of the grid
     /// call this, once.
     unsafe fn send(&self) {
-        let ranks = self.team.n_ranks as u32;
+        let ranks = self.progress.team.n_ranks as u32;
         let firsts = Words(shared_array![u32; RANKS + 1]);
         // SAFETY: a team has at least one rank. (Otherwise divisions would be checked.)
-        unsafe { hint::assert_unchecked(ranks > 0) };
+        unsafe { assert_unchecked(ranks > 0) };
         // SAFETY: the kernel's caller guarantees the memory; a warp's lanes take the same turns.
         unsafe {
             for rank in strided(ranks + 1) {
@@ -99,7 +93,7 @@ impl Combine<'_> {
             }
             // The ranks take turns, so that results go to all ranks at the same time.
             for part in self.parts.of_grid(ranks * most) {
-                let rank = self.team.rotated((part.row % ranks) as i32) as u32;
+                let rank = self.progress.team.rotated((part.row % ranks) as i32) as u32;
                 let token = firsts.load(rank) + part.row / ranks;
                 let is_absent = self.progress.absent.contains(rank as usize);
                 if token < firsts.load(rank + 1) && !is_absent {
@@ -128,24 +122,21 @@ impl Combine<'_> {
         let lane = warp::lane_id();
         // SAFETY: the kernel's caller guarantees the memory, and the results have arrived.
         unsafe {
-            let own = mem::load_vec(self.memory.own(part.row as usize).cast_const());
-            let [low, high, mut result, _] = own.to_bits();
-            let (mut targets, mut at) = (u64::from(low) | u64::from(high) << 32, 0);
+            let targets = mem::load(self.memory.targets.wrapping_add(part.row as usize));
+            let (count, mut absent) = (targets.count_ones(), targets & self.progress.absent.0);
             // Results are added as if they were rows of experts with weights of 1.
-            let mut entries = NONE;
-            while targets != 0 {
-                if lane == at {
-                    let rank = targets.trailing_zeros() as usize;
-                    let is_absent = self.progress.absent.contains(rank);
-                    entries = if is_absent { DROPPED } else { result };
-                } else if lane == at + 1 {
-                    entries = f32::to_bits(1.0);
-                }
-                targets &= targets - 1;
-                (result, at) = (result + 1, at + 2);
+            let mut entries = match lane {
+                _ if lane >= 2 * count => NONE,
+                _ if lane.is_multiple_of(2) => part.row * self.of_token + lane / 2,
+                _ => f32::to_bits(1.0),
+            };
+            while absent != 0 {
+                let before = targets & ((1 << absent.trailing_zeros()) - 1);
+                entries = if lane == 2 * before.count_ones() { DROPPED } else { entries };
+                absent &= absent - 1;
             }
             let (from, mut sums) = (self.arrivals.local().as_ptr(), [[0.0; 8]; VECTORS]);
-            add_rows::<VECTORS, TOGETHER>(&mut sums, from, (entries, at / 2), part);
+            add_rows::<VECTORS, TOGETHER>(&mut sums, from, (entries, count), part);
             self.results.store(part, sums, &self.results.residual(part));
         }
     }

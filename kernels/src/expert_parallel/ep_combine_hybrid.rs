@@ -1,13 +1,7 @@
 //! Returns the experts' results to the ranks of the tokens, over several LSA teams.
 
-use core::hint;
-
 use super::ep_combine::{Combine, TOGETHER};
-use super::parts::{Part, Parts};
-use super::rail::{Batch, Mail, Rail, Relayed, position};
-use super::shape::{Received, Shape, Steps};
-use super::sums::{Results, Row, add, sum};
-use crate::prelude::*;
+use super::prelude::*;
 
 /// Vectors of a part of a row that each lane has.
 const VECTORS: usize = 2;
@@ -79,8 +73,8 @@ pub unsafe fn ep_combine_hybrid<B: GinBackend>(
     // SAFETY: the kernel's caller guarantees the rows, the words and the memory of the messages.
     unsafe {
         let rail = &Rail::<B>::new(&comm, mail, shape, message_vectors(shape, mail.batch));
-        let (team, parts) = (comm.lsa_team(), Parts::new(shape.vectors));
-        let hybrid = Hybrid { local, rail, team, parts, partials: partials_of_team, relayed };
+        let (team, partials) = (comm.lsa_team(), partials_of_team);
+        let hybrid = Hybrid { local, rail, team, partials, relayed };
         if steps & Steps::SEND != 0 {
             let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
             // After this, no rank of the team reads the last launch's sums. The barrier also
@@ -105,17 +99,11 @@ struct Hybrid<'a, B> {
     local: Combine<'a>,
     rail: &'a Rail<'a, B>,
     team: Team,
-    parts: Parts<VECTORS>,
     partials: Window<bf16>,
     relayed: Relayed,
 }
 
 impl<B: GinBackend> Hybrid<'_, B> {
-    /// Returns this warp's parts of a batch's rows.
-    fn parts(&self, batch: Batch, tokens: u32) -> impl Iterator<Item = Part<VECTORS>> {
-        self.parts.of_block(batch.first(), batch.len(tokens))
-    }
-
     /// Returns the index of the partial sum that `rank` of this team has for a token from `team`.
     fn partial(&self, rank: i32, team: i32, token: u32) -> usize {
         let of_rank = rank as usize * self.rail.teams.n_ranks as usize + team as usize;
@@ -133,24 +121,19 @@ impl<B: GinBackend> Hybrid<'_, B> {
         unsafe { mem::load(words.wrapping_add((batch.first() + lane) as usize)) }
     }
 
-    /// Returns the words of the tokens from the rank of `team` on this rail: each word has a bit
-    /// for each rank of this team.
-    fn ranks(&self, team: i32) -> *const u32 {
-        self.relayed.ranks.wrapping_add((team as u32 * self.local.shape.tokens) as usize)
-    }
-
     /// Stores the sums of this rank's experts for the tokens of the rank `source` to the rank of
     /// this team on its rail. All threads of the block call this together.
     unsafe fn sum_experts(&self, source: i32) {
         // SAFETY: a team has at least one rank. (Otherwise divisions would be checked.)
-        unsafe { hint::assert_unchecked(self.team.n_ranks > 0) };
+        unsafe { assert_unchecked(self.team.n_ranks > 0) };
         let (team, rank) = (source / self.team.n_ranks, source % self.team.n_ranks);
         // SAFETY: the kernel's caller guarantees the memory; a warp's lanes take the same turns.
         unsafe {
             let (tokens, to) =
                 (self.local.received.tokens_of(source as usize), self.partials.lsa(rank).as_ptr());
             self.rail.each_batch(|batch| {
-                for part in self.parts(batch, tokens) {
+                let parts = Parts::<VECTORS>::new(self.local.shape.vectors);
+                for part in parts.of_block(batch.first(), batch.len(tokens)) {
                     let entries = self.local.entries(source as usize, part.row, tokens);
                     let row = sum::<VECTORS, TOGETHER>(self.local.results.rows, entries, part);
                     if let Some(row) = row {
@@ -185,17 +168,16 @@ impl<B: GinBackend> Hybrid<'_, B> {
         unsafe {
             let tokens = self.local.received.tokens_of(source as usize);
             self.rail.each_batch(|batch| {
-                let bits = Self::bits_of_lane(self.ranks(team), batch, tokens);
+                let words = self.relayed.ranks_of(team, self.local.shape.tokens);
+                let bits = Self::bits_of_lane(words, batch, tokens);
                 let summed = warp::ballot(bits != 0);
-                for part in self.parts(batch, tokens) {
-                    let token = part.row - batch.first();
-                    let bits = warp::shuffle_idx(bits, token);
+                batch.each_part(self.local.shape, tokens, bits, |part, token, bits| {
                     if bits != 0 {
                         let row = self.sum_team(team, bits, part);
                         let to = self.rail.outgoing(team, batch).cast();
                         part.store(to, position(summed, token), &row);
                     }
-                }
+                });
                 thread::sync_threads();
                 if thread::thread_idx_x() == 0 {
                     let vectors = summed.count_ones() * self.local.shape.vectors;
@@ -217,17 +199,16 @@ impl<B: GinBackend> Hybrid<'_, B> {
             // SAFETY: the kernel's caller guarantees the memory; a warp's lanes stay together.
             unsafe {
                 let of_lane = Self::bits_of_lane(self.relayed.teams, batch, results.tokens);
-                for part in self.parts(batch, results.tokens) {
-                    let token = part.row - batch.first();
-                    let (bits, mut sums) = (warp::shuffle_idx(of_lane, token), [[0.0; 8]; VECTORS]);
+                batch.each_part(self.local.shape, results.tokens, of_lane, |part, token, bits| {
+                    let mut sums = [[0.0; 8]; VECTORS];
                     for team in 0..teams.n_ranks {
                         let from_team = warp::ballot(of_lane >> team & 1 == 1);
                         if bits >> team & 1 == 0 {
                             continue;
                         }
                         let row = if team == teams.rank {
-                            let ranks = self.ranks(team).wrapping_add(part.row as usize);
-                            self.sum_team(team, mem::load(ranks), part)
+                            let ranks = self.relayed.ranks_of(team, self.local.shape.tokens);
+                            self.sum_team(team, Words(ranks).load(part.row), part)
                         } else {
                             let from = self.rail.incoming(team, batch).cast();
                             part.load(from, position(from_team, token))
@@ -235,7 +216,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
                         add(&mut sums, &row, 1.0);
                     }
                     results.store(part, sums, &results.residual(part));
-                }
+                });
             }
             results.tokens
         });

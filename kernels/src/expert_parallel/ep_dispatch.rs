@@ -1,11 +1,6 @@
 //! Sends the rows of tokens to the ranks of their experts, within the LSA team.
 
-use super::numbered::{Messages, Session};
-use super::parts::{Part, Parts, Share, warp_index, warps};
-use super::ranks::{ranks, rolled, with_ranks};
-use super::rows::{self, Payload, Rows};
-use super::shape::{Faults, Received, Shape, Steps, Tokens};
-use crate::prelude::*;
+use super::prelude::*;
 
 /// Vectors of 16 bytes that each lane has of a part of a row, which a warp sends at a time. With
 /// more ranks there are fewer, as their addresses take registers.
@@ -119,7 +114,7 @@ impl<R: Rows> Dispatch<'_, R> {
     unsafe fn run<const N: usize, const VECTORS: usize>(&self, messages: Messages) {
         let used = if R::HAS_SCALES { self.shape.scaled_slots() } else { self.shape.slots() };
         // SAFETY: the memory has the slots, as the kernel's caller guarantees.
-        let slots = unsafe { messages.slots::<N>(self.comm, used, numbered_slots(self.shape)) };
+        let begin = unsafe { messages.slots::<N>(self.comm, used, numbered_slots(self.shape)) };
         let parts = Parts::new(self.shape.vectors);
         let (first, step) = (warp_index(), warps());
         let (sends, receives) = (self.steps & Steps::SEND != 0, self.steps & Steps::RECEIVE != 0);
@@ -133,7 +128,7 @@ impl<R: Rows> Dispatch<'_, R> {
             let absent = self.received.absent();
             let load = |at| (at < own).then(|| self.load(parts.at(at)));
             let mut outgoing: Option<Outgoing<R, VECTORS>> = load(first);
-            let session = slots.begin(absent);
+            let session = begin(absent);
             if sends && thread::index_1d() == 0 {
                 self.send_count(&session);
             }
@@ -176,11 +171,7 @@ impl<R: Rows> Dispatch<'_, R> {
         // SAFETY: only this thread sends to the slots, and `received` has a count for each rank, as
         // the kernel's caller guarantees.
         unsafe {
-            for distance in 1..ranks::<N>(self.comm) {
-                if !session.absent.contains(team.rotated(distance as i32) as usize) {
-                    session.numbered.send(distance, COUNT, [tokens, 0]);
-                }
-            }
+            session.tell(self.comm, COUNT, |_| [tokens, 0]);
             mem::store(self.received.counts.wrapping_add(team.rank as usize), tokens);
         }
     }
@@ -250,13 +241,7 @@ impl<R: Rows> Dispatch<'_, R> {
                 [has_row | expert, outgoing.weight.to_bits()]
             };
             if part.is_first && lane < top_k {
-                for distance in 1..rolled::<N>(self.comm) {
-                    let to = team.rotated(distance as i32) as u32;
-                    if !session.absent.contains(to as usize) {
-                        let slot = COUNT + 1 + part.row * top_k + lane;
-                        session.numbered.send(distance, slot, message(to));
-                    }
-                }
+                session.tell(self.comm, COUNT + 1 + part.row * top_k + lane, message);
             }
             let payload = Payload::of::<R>(&outgoing.row);
             for distance in 1..ranks::<N>(self.comm) {

@@ -1,18 +1,8 @@
 //! Sends the rows of tokens to their places in the order of the experts, within the LSA team, after
 //! all ranks have told each other how many rows there are.
 
-use core::ptr;
-
-use cuda_std::strided::share;
-
-use super::counted::{Counted, Progress, Step};
-use super::counters::store_returns;
-use super::ep_layout::{Grouped, NONE};
-use super::parts::{Part, Parts};
-use super::places::{BATCH, Places, Shared, TokenPlaces};
-use super::rows::{self, Payload, Rows};
-use super::shape::{Shape, Steps, Tokens};
-use crate::prelude::*;
+use super::places::{BATCH, Dispatch, Shared, TokenPlaces};
+use super::prelude::*;
 
 /// Vectors of a part of a row that each lane has.
 const VECTORS: usize = 4;
@@ -73,9 +63,9 @@ pub unsafe fn ep_dispatch_counted<T: Rows>(
     // SAFETY: the kernel's caller guarantees the elements, the rows and the memory.
     unsafe {
         let progress = &Progress::new(&comm, &memory, 0); // The dispatch.
-        let (team, shared) = (comm.lsa_team(), Shared::new());
-        let places = Places { progress, team, memory, shape, tokens, grouped, faults, shared };
-        let dispatch = Dispatch { places, rows, scales };
+        let shared = Shared::new();
+        let dispatch =
+            Dispatch { progress, memory, rows, scales, shape, tokens, grouped, faults, shared };
         if steps & Steps::SEND != 0 {
             match T::HAS_SCALES {
                 true => dispatch.send::<F8_VECTORS>(),
@@ -93,31 +83,28 @@ pub unsafe fn ep_dispatch_counted<T: Rows>(
     }
 }
 
-struct Dispatch<'a, T> {
-    places: Places<'a>,
-    rows: Window<T>,
-    scales: Window<f32>,
-}
-
 impl<T: Rows> Dispatch<'_, T> {
     /// Sends this block's tokens. All threads of the block call this together.
     unsafe fn send<const VECTORS: usize>(&self) {
         let (block, blocks) = (thread::block_idx_x() as usize, thread::grid_dim_x() as usize);
-        let (first, count) = share(self.places.tokens.count as usize, block, blocks);
+        let (first, count) = share(self.tokens.count as usize, block, blocks);
         let end = (first + count) as u32;
         // SAFETY: the kernel's caller guarantees the memory. All threads of the block are here, and
         // barriers separate the places of two batches.
         unsafe {
             // This waits until all ranks have told their counts: then each has begun this launch,
             // and its memory may be written.
-            let mut results_before = self.places.find(first as u32);
+            self.find(first as u32);
             for first in Strided::new(first as u32, end, BATCH) {
                 let batch = BATCH.min(end - first);
                 if thread::thread_idx_x() < warp::WARP_SIZE {
-                    results_before = self.places.give(first, batch, results_before);
+                    self.stage(first, batch);
+                    for token in 0..batch {
+                        self.place(token);
+                    }
                 }
                 thread::sync_threads();
-                for part in Parts::new(self.places.shape.vectors).of_block(0, batch) {
+                for part in Parts::new(self.shape.vectors).of_block(0, batch) {
                     self.store::<VECTORS>(first, part);
                 }
                 // After this, all threads have read the places.
@@ -129,13 +116,13 @@ impl<T: Rows> Dispatch<'_, T> {
     /// Stores a part of a row of a batch, which begins with token `first`, in the ranks that get
     /// it. All lanes of a warp call this together.
     unsafe fn store<const VECTORS: usize>(&self, first: u32, part: Part<VECTORS>) {
-        let Places { team, memory, tokens, .. } = &self.places;
+        let Self { progress: Progress { team, .. }, memory, tokens, .. } = self;
         let token = first + part.row;
         // SAFETY: the token has its places, lane `k` that of the `k`-th expert, where only this
         // warp stores the part.
         unsafe {
             let row = rows::load::<T, VECTORS>(tokens.input, part, token as usize);
-            let placed = self.places.placed(part.row);
+            let placed = self.placed(part.row);
             let payload = Payload::of::<T>(&row);
             // Each rank begins with itself, so that the ranks store to different ones.
             let (me, targets) = (team.rank as u32, placed.targets);
@@ -149,18 +136,17 @@ impl<T: Rows> Dispatch<'_, T> {
                     let rows = self.rows.lsa(rank as i32).as_ptr();
                     let scales = match T::HAS_SCALES {
                         true => self.scales.lsa(rank as i32).as_ptr(),
-                        false => ptr::null_mut(),
+                        false => core::ptr::null_mut(),
                     };
                     part.store_payload::<T>(rows.cast(), scales.cast(), to as usize, &payload);
                 }
                 if part.is_first {
-                    let index = self.places.index(part.row, rank);
-                    self.tell(token, placed, rank, index);
+                    let index = self.shared.received.load(part.row * RANKS as u32 + rank);
+                    self.tell(token, placed, rank, index as usize);
                 }
             }
             if part.is_first && warp::lane_id() == 0 {
-                let own = [targets as u32, (targets >> 32) as u32, placed.result, 0];
-                mem::store_vec(memory.own(token as usize), Vec16::<u32>::from_bits(own));
+                mem::store(memory.targets.wrapping_add(token as usize), targets);
             }
         }
     }
@@ -168,20 +154,21 @@ impl<T: Rows> Dispatch<'_, T> {
     /// Tells a rank which rows are those of a token, and where its result returns. All lanes of a
     /// warp call this together.
     unsafe fn tell(&self, token: u32, placed: TokenPlaces, rank: u32, index: usize) {
-        let Places { team, memory, shape, .. } = &self.places;
+        let Self { progress: Progress { team, .. }, memory, shape, .. } = self;
         let (to, is_there) = (memory.tokens.lsa(rank as i32).as_ptr(), placed.rank == Some(rank));
         // SAFETY: `memory` of each rank has the words of the token, and only this warp tells it.
         unsafe {
             let (mut weight, at) = (0.0, token * shape.top_k + warp::lane_id());
             if is_there {
-                weight = mem::load(self.places.tokens.weights.wrapping_add(at as usize));
+                weight = mem::load(self.tokens.weights.wrapping_add(at as usize));
             }
             store_returns(memory.returns(to, index), is_there, placed.place, weight.to_bits());
             if warp::lane_id() == 0 {
+                let results = Counted::results(*shape, team.n_ranks as usize) as u32;
                 let before = (placed.targets & ((1 << rank) - 1)).count_ones();
                 let origin = memory.origin(to, index);
                 origin.store(0, team.rank as u32 * shape.tokens + token);
-                origin.store(1, placed.result + before);
+                origin.store(1, token * results + before);
             }
         }
     }

@@ -1,13 +1,7 @@
 //! Sends the rows of tokens to the ranks of their experts, over several LSA teams.
 
-use core::hint;
-
-use super::counters::Words;
-use super::parts::{Parts, block_warps};
-use super::rail::{BATCH, Batch, Mail, Rail, Relayed, position};
-use super::rows::{self, Payload, Rows};
-use super::shape::{Faults, Received, Shape, Steps, Tokens};
-use crate::prelude::*;
+use super::prelude::*;
+use super::rail::{BATCH, tell};
 
 /// Vectors of a part of a row that each lane has.
 const VECTORS: usize = 4;
@@ -83,16 +77,13 @@ pub unsafe fn ep_dispatch_hybrid<T: Rows, B: GinBackend>(
 ) {
     grid::launch_next();
     grid::wait_for_previous();
-    let vectors = message_vectors(shape, mail.batch, T::HAS_SCALES);
-    // SAFETY: the kernel's caller guarantees the elements, the received memory and that of the
-    // messages.
+    // SAFETY: the kernel's caller guarantees the elements and the memory.
     unsafe {
         let dispatch = Dispatch::<T, B> {
-            rail: &Rail::new(&comm, mail, shape, vectors),
+            rail: &Rail::new(&comm, mail, shape, message_vectors(shape, mail.batch, T::HAS_SCALES)),
             team: comm.lsa_team(),
             shape,
             received,
-            ranks: comm.n_ranks() as usize,
             tokens,
             relayed,
             faults,
@@ -106,27 +97,27 @@ pub unsafe fn ep_dispatch_hybrid<T: Rows, B: GinBackend>(
     }
 }
 
-pub(super) struct Dispatch<'a, T, B> {
-    pub(super) rail: &'a Rail<'a, B>,
-    pub(super) team: Team,
-    pub(super) shape: Shape,
-    pub(super) received: Window<u32>,
-    pub(super) ranks: usize,
+/// A launch's arguments. All threads of the block, or all lanes of the warp for a token or a part,
+/// call the unsafe methods together; the kernel's caller guarantees the memory.
+struct Dispatch<'a, T, B> {
+    rail: &'a Rail<'a, B>,
+    team: Team,
+    shape: Shape,
+    received: Window<u32>,
     tokens: Tokens,
-    pub(super) relayed: Relayed,
+    relayed: Relayed,
     faults: *mut u32,
     /// Words in shared memory: for each token of a batch a bit for each team, or each rank of this
     /// team.
-    pub(super) routes: Words,
+    routes: Words,
     row: PhantomData<T>,
 }
 
 impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
-    /// Sends, and then receives. All threads of the block call this together.
+    /// Sends, and then receives.
     unsafe fn run<const VECTORS: usize>(&self, comm: &DevComm, steps: u32) {
         let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
-        // SAFETY: the kernel's caller guarantees the memory. All threads of the block are here, and
-        // barriers separate the steps.
+        // SAFETY: the contract of the struct; barriers separate the steps.
         unsafe {
             if steps & Steps::SEND != 0 {
                 self.rail.each_batch(|batch| self.pack::<VECTORS>(batch));
@@ -152,108 +143,157 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         }
     }
 
-    /// Returns this warp's tokens of a batch, by their numbers in the batch.
-    pub(super) fn tokens_of_warp(len: u32) -> Strided<u32> {
-        Strided::new(warp::warp_id(), len, block_warps())
-    }
-
-    /// Packs and sends a batch to all teams. Returns how many tokens this rank has. All threads of
-    /// the block call this together.
-    unsafe fn pack<const VECTORS: usize>(&self, batch: Batch) -> u32 {
-        let (first, len, lane) = (batch.first(), batch.len(self.tokens.count), warp::lane_id());
-        let (teams, me) = (self.rail.teams.n_ranks, self.rail.teams.rank);
-        // SAFETY: the kernel's caller guarantees the memory; a warp's lanes take the same turns.
+    /// Calls `route` for each token of a batch, of a rank with `all`, which returns a bit for each
+    /// target of the token's row, and stores these bits in the rank's `words`. Returns the bits of
+    /// the token with this lane's number.
+    unsafe fn routes(
+        &self,
+        batch: Batch,
+        all: u32,
+        words: *mut u32,
+        route: impl Fn(u32) -> u32,
+    ) -> u32 {
+        let (lane, len) = (warp::lane_id(), batch.len(all));
+        // SAFETY: a batch has up to `BATCH` tokens, and the barrier separates stores from loads.
         unsafe {
-            for token in Self::tokens_of_warp(len) {
-                self.route(batch, token);
+            for token in Strided::new(warp::warp_id(), len, block_warps()) {
+                let bits = route(token);
+                if lane == 0 {
+                    self.routes.store(token, bits);
+                    Words(words).store(batch.first() + token, bits);
+                }
             }
             thread::sync_threads();
-            let routes = self.route_of_lane(len);
-            for part in Parts::<VECTORS>::new(self.shape.vectors).of_block(first, len) {
-                let token = part.row - first;
+            if lane < len { self.routes.load(lane) } else { 0 }
+        }
+    }
+
+    /// Packs and sends a batch to all teams. Returns how many tokens this rank has.
+    unsafe fn pack<const VECTORS: usize>(&self, batch: Batch) -> u32 {
+        let (rail, count, words) = (self.rail, self.tokens.count, self.relayed.teams);
+        let (teams, len) = (rail.teams.n_ranks, batch.len(count));
+        // SAFETY: all threads of the block are here, and the kernel's caller guarantees the memory.
+        unsafe {
+            let routes = self.routes(batch, count, words, |token| self.route(batch, token));
+            batch.each_part::<VECTORS>(self.shape, count, routes, |part, token, bits| {
                 let row = rows::load::<T, VECTORS>(self.tokens.input, part, part.row as usize);
                 let row = Payload::of::<T>(&row);
-                let bits = warp::shuffle_idx(routes, token);
                 for team in 0..teams {
                     let routed = warp::ballot(routes >> team & 1 == 1);
                     if bits >> team & 1 == 1 {
-                        let to = self.rail.outgoing(team, batch);
-                        let [rows, scales] = self.rows(to, len, routed);
+                        let [rows, scales] = self.rows(rail.outgoing(team, batch), len, routed);
                         part.store_payload::<T>(rows, scales, position(routed, token), &row);
                     }
                 }
-            }
+            });
             for team in Coop::cta().strided(teams as u32) {
-                let header = Vec16::from_bits([self.tokens.count, 0, 0, 0]);
-                mem::store_vec(self.rail.outgoing(team as i32, batch), header);
+                let header = Vec16::from_bits([count, 0, 0, 0]);
+                mem::store_vec(rail.outgoing(team as i32, batch), header);
             }
             thread::sync_threads();
             let sends = warp::warp_id() == 0;
             for team in (0..teams).take_while(|_| sends) {
                 let rows = warp::ballot(routes >> team & 1 == 1).count_ones();
-                if team != me && lane == 0 {
+                if team != rail.teams.rank && warp::lane_id() == 0 {
                     let row = self.shape.vectors + self.shape.scale_vectors_if(T::HAS_SCALES);
-                    self.rail.post(team, batch, rows_at(self.shape, len) as u32 + rows * row);
+                    rail.post(team, batch, rows_at(self.shape, len) as u32 + rows * row);
                 }
             }
         }
-        self.tokens.count
+        count
     }
 
-    /// Packs the experts of a token for all teams, and notes which teams get its row. All lanes of
-    /// a warp call this together.
-    unsafe fn route(&self, batch: Batch, token: u32) {
-        let (lane, Shape { top_k, experts, .. }) = (warp::lane_id(), self.shape);
-        let (all, of_team) = (experts * self.ranks as u32, experts * self.team.n_ranks as u32);
-        let (row, mut bits) = (batch.first() + token, 0);
-        // SAFETY: the launch requires experts. (Otherwise divisions would be checked.)
-        unsafe { hint::assert_unchecked(of_team > 0) };
-        // SAFETY: the input has the token, and only this warp has it.
+    /// Packs the experts of a token for all teams. Returns a bit for each team that gets its row.
+    unsafe fn route(&self, batch: Batch, token: u32) -> u32 {
+        let (row, of_team) = (batch.first() + token, self.shape.experts * self.team.n_ranks as u32);
+        // SAFETY: the contract of the struct; the input has the token.
         unsafe {
             let (id, weight) = self.tokens.expert(self.shape, row);
-            let exists = (id as u32) < all;
+            let exists = (id as u32) < of_team * self.rail.teams.n_ranks as u32;
             if !exists && id != -1 {
-                Faults::record_id(self.faults, row * top_k + lane, id);
+                Faults::record_id(self.faults, row * self.shape.top_k + warp::lane_id(), id);
             }
-            for team in 0..self.rail.teams.n_ranks {
-                let is_there = exists && id as u32 / of_team == team as u32;
-                bits |= u32::from(warp::any(is_there)) << team;
-                if lane < top_k {
-                    let to = self.entry(self.rail.outgoing(team, batch), token);
-                    to.store(0, if is_there { id as u32 % of_team + 1 } else { 0 });
-                    to.store(1, weight.to_bits());
-                }
-            }
-            if lane == 0 {
-                self.routes.store(token, bits);
-                Words(self.relayed.teams).store(row, bits);
-            }
+            let expert = exists.then_some(id as u32);
+            let to = |team| {
+                let entry = self.entry(self.rail.outgoing(team, batch), token);
+                [entry, entry.wrapping_add(1)]
+            };
+            let teams = 0..self.rail.teams.n_ranks;
+            tell(self.shape.top_k, teams, of_team, (expert, weight.to_bits()), to)
         }
     }
 
-    /// Returns the words of this lane's expert of a token in a message.
-    pub(super) fn entry(&self, message: *mut u32, token: u32) -> Words {
+    /// Stores to this team a batch from the rank of `team` on this rail, whose `message` has
+    /// arrived. Returns how many tokens that rank has.
+    unsafe fn pass_on<const VECTORS: usize>(
+        &self,
+        team: i32,
+        batch: Batch,
+        message: *mut u32,
+    ) -> u32 {
+        let Shape { tokens: most, top_k, experts, .. } = self.shape;
+        let source = (team * self.team.n_ranks + self.team.rank) as usize;
+        let of_source = source * most as usize;
+        let ranks = (self.team.n_ranks * self.rail.teams.n_ranks) as usize;
+        let [_, scales_at, experts_at, weights_at, counts_at, _] =
+            Received::offsets(self.shape, ranks, T::HAS_SCALES);
+        let received = |peer, at: usize| self.received.lsa(peer).as_ptr().wrapping_add(at);
+        let (first, relayed) = (batch.first(), self.relayed.ranks_of(team, most));
+        // SAFETY: the contract of the struct; the message's first word is the number of tokens.
+        unsafe {
+            let tokens = mem::load(message);
+            let len = batch.len(tokens);
+            if first == 0 {
+                for peer in Coop::cta().strided(self.team.n_ranks as u32) {
+                    mem::store(received(peer as i32, counts_at + source), tokens);
+                }
+            }
+            let routes = self.routes(batch, tokens, relayed, |token| {
+                let (mut word, mut weight) = (0, 0);
+                if warp::lane_id() < top_k {
+                    let entry = Words(self.entry(message, token));
+                    (word, weight) = (entry.load(0), entry.load(1));
+                }
+                let at = (of_source + (first + token) as usize) * top_k as usize;
+                let at = at + warp::lane_id() as usize;
+                let to = |peer| [received(peer, experts_at + at), received(peer, weights_at + at)];
+                let (peers, expert) = (self.team.all_from_self(), word.checked_sub(1));
+                tell(top_k, peers, experts, (expert, weight), to)
+            });
+            let routed = warp::ballot(routes != 0);
+            batch.each_part::<VECTORS>(self.shape, tokens, routes, |part, token, bits| {
+                if bits == 0 {
+                    return;
+                }
+                let [rows, scales] = self.rows(message, len, routed);
+                let (from, to) = (position(routed, token), of_source + part.row as usize);
+                let mut payload = Payload { row: part.load(rows, from), ..Payload::ZERO };
+                if let (true, Some(at)) = (T::HAS_SCALES, part.scales_of(from)) {
+                    payload.scales = mem::load_vec(scales.wrapping_add(4 * at).cast_const());
+                }
+                for peer in self.team.all_from_self() {
+                    if bits >> peer & 1 == 1 {
+                        let [rows, scales] = [0, scales_at].map(|at| received(peer, at));
+                        part.store_payload::<T>(rows, scales, to, &payload);
+                    }
+                }
+            });
+            // After this, all threads have read the routes.
+            thread::sync_threads();
+            tokens
+        }
+    }
+
+    /// Returns the address of the words of this lane's expert of a token in a message.
+    fn entry(&self, message: *mut u32, token: u32) -> *mut u32 {
         let entry = token * self.shape.top_k + warp::lane_id();
-        Words(message.wrapping_add(4 * HEADER + 2 * entry as usize))
+        message.wrapping_add(4 * HEADER + 2 * entry as usize)
     }
 
     /// Returns the rows of a message with `len` tokens, and their scales; `routed` has a bit for
     /// each token that has a row.
-    pub(super) fn rows(&self, message: *mut u32, len: u32, routed: u32) -> [*mut u32; 2] {
+    fn rows(&self, message: *mut u32, len: u32, routed: u32) -> [*mut u32; 2] {
         let rows = message.wrapping_add(4 * rows_at(self.shape, len));
         [rows, rows.wrapping_add((4 * routed.count_ones() * self.shape.vectors) as usize)]
-    }
-
-    /// Loads the route of the batch's token with this lane's number. A barrier of the block has
-    /// followed the stores.
-    pub(super) unsafe fn route_of_lane(&self, len: u32) -> u32 {
-        let lane = warp::lane_id();
-        // SAFETY: the word is stored, as the caller guarantees.
-        if lane < len { unsafe { self.routes.load(lane) } } else { 0 }
-    }
-
-    /// Returns the offsets of the received rows, scales, experts, weights and counts.
-    pub(super) fn offsets(&self) -> [usize; 6] {
-        Received::offsets(self.shape, self.ranks, T::HAS_SCALES)
     }
 }

@@ -1,15 +1,7 @@
 //! Copies the rows that a rank has received, in the order of its experts, to the other experts of
 //! their tokens.
 
-use super::counted::Counted;
-use super::counters::Words;
-use super::ep_layout::{DROPPED, Grouped};
-use super::parts::Parts;
-use super::shape::Shape;
-use crate::prelude::*;
-
-/// Vectors of a part of a row that each lane has.
-const VECTORS: usize = 4;
+use super::prelude::*;
 
 /// Completes `grouped.rows` after an `ep_dispatch_counted`. The dispatch has stored each row of
 /// `ranks` ranks at the first of its places in `rows`, and this kernel copies it to the others. If
@@ -43,35 +35,18 @@ pub unsafe fn ep_expand(
     // SAFETY: the kernel's caller guarantees the memory; all lanes of a warp take the same turns.
     unsafe {
         let received = Words(memory.firsts).load(ranks);
-        for part in Parts::<VECTORS>::new(shape.vectors).of_grid(received) {
+        for part in Parts::new(shape.vectors).of_grid(received) {
             let (token, lane) = (part.row as usize, warp::lane_id());
             let word = memory.returns(tokens, token).load(lane);
-            let has_place = lane.is_multiple_of(2) && word < DROPPED;
+            let all = positions(word);
+            let has_place = all >> lane & 1 == 1;
             let from = warp_min(if has_place { word } else { DROPPED });
-            let all = warp::ballot(has_place);
             let others = if is_in_place { warp::ballot(has_place && word != from) } else { all };
-            if others != 0 {
-                let row = part.load(rows, from as usize);
-                each_place(others, word, |to| part.store(grouped.rows, to as usize, &row));
-            }
-            if part.is_first {
+            grouped.copy(shape, (rows, scales, from as usize), part, word, [others, all]);
+            if part.is_first && has_place {
                 let origin = memory.origin(tokens, token).load(0);
-                if has_place {
-                    Words(grouped.origins).store(word, origin);
-                }
-                if !scales.is_null() {
-                    each_place(all, word, |to| grouped.copy_scales(shape, scales, from, to));
-                }
+                Words(grouped.origins).store(word, origin);
             }
         }
-    }
-}
-
-/// Calls `work` with the places that some lanes have. All lanes of a warp call this together.
-unsafe fn each_place(mut lanes: u32, place: u32, mut work: impl FnMut(u32)) {
-    while lanes != 0 {
-        // SAFETY: all lanes of the warp are here, as the caller guarantees.
-        work(unsafe { warp::shuffle_idx(place, lanes.trailing_zeros()) });
-        lanes &= lanes - 1;
     }
 }

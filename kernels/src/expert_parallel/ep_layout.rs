@@ -1,15 +1,9 @@
 //! Puts the rows that a rank has received in the order of its experts, for a grouped product.
 
-use cuda_std::strided::share;
+use super::prelude::*;
 
-use super::counters::{Counters, UNROLL, Words, store_returns, strided};
-use super::parts::Parts;
-use super::rows::{self, SCALED};
-use super::shape::{Faults, Received, Shape};
-use crate::prelude::*;
-
-/// Vectors of a part that each lane has.
-const VECTORS: usize = 4;
+/// Vectors of a part of a row that each lane has.
+pub(super) const VECTORS: usize = 4;
 /// The rows that a block handles at a time.
 const BATCH: u32 = 64;
 
@@ -46,19 +40,47 @@ pub struct Grouped {
 }
 
 impl Grouped {
-    /// Copies the scales of a received row to its position. All lanes of a warp call this together,
-    /// and rows have scales.
-    pub(super) unsafe fn copy_scales(&self, shape: Shape, scales: *const f32, from: u32, to: u32) {
-        let from = scales.wrapping_add(from as usize * 4 * shape.scale_vectors() as usize);
-        for i in Coop::warp().strided((16 * shape.vectors).div_ceil(SCALED as u32)) {
-            let at = i as usize * self.capacity as usize + to as usize;
-            // SAFETY: the rows have scales, as the caller guarantees.
-            unsafe {
-                let scale = mem::load(from.wrapping_add(i as usize));
-                mem::store(self.scales.wrapping_add(at), scale);
+    /// Copies a part of row `from` of `rows` to the positions that the lanes `to` have, and with
+    /// the first part the row's scales, unless `scales` is null, to those of the lanes `all`, which
+    /// include `to`. All lanes of a warp call this together, and this warp alone copies the part.
+    pub(super) unsafe fn copy(
+        &self,
+        shape: Shape,
+        (rows, scales, from): (*const u32, *const f32, usize),
+        part: Part<VECTORS>,
+        position: u32,
+        [to, mut all]: [u32; 2],
+    ) {
+        // SAFETY: all lanes are here, and the rows and positions exist, as the caller guarantees.
+        unsafe {
+            let row = if to != 0 { part.load(rows, from) } else { Payload::ZERO.row };
+            while all != 0 {
+                let lane = all.trailing_zeros();
+                let at = warp::shuffle_idx(position, lane) as usize;
+                if to >> lane & 1 == 1 {
+                    part.store(self.rows, at, &row);
+                }
+                if part.is_first && !scales.is_null() {
+                    let of_row = scales.wrapping_add(from * 4 * shape.scale_vectors() as usize);
+                    for i in Coop::warp().strided((16 * shape.vectors).div_ceil(SCALED as u32)) {
+                        let column = self.scales.wrapping_add(i as usize * self.capacity as usize);
+                        mem::store(
+                            column.wrapping_add(at),
+                            mem::load(of_row.wrapping_add(i as usize)),
+                        );
+                    }
+                }
+                all &= all - 1;
             }
         }
     }
+}
+
+/// Returns the lanes whose words of a token's [`returns`](Grouped::returns) are positions of rows
+/// for which there is room. All lanes of a warp call this together.
+pub(super) unsafe fn positions(entries: u32) -> u32 {
+    // SAFETY: all lanes of the warp are here. Words of even lanes are positions.
+    unsafe { warp::ballot(warp::lane_id().is_multiple_of(2) && entries < DROPPED) }
 }
 
 /// Puts the rows of `received` in the order of the experts.
@@ -88,7 +110,6 @@ pub unsafe fn ep_layout(
 ) {
     grid::launch_next();
     grid::wait_for_previous();
-    const ENTRIES: usize = BATCH as usize * Shape::TOP_K;
     let layout = Layout {
         shape,
         ranks,
@@ -99,10 +120,7 @@ pub unsafe fn ep_layout(
             totals: Words(shared_array![u32; Shape::EXPERTS]),
             next: Words(shared_array![u32; Shape::EXPERTS]),
         },
-        experts: Words(shared_array![u32; ENTRIES]),
-        weights: Words(shared_array![u32; ENTRIES]),
-        positions: Words(shared_array![u32; ENTRIES]),
-        lens: Words(shared_array![u32; BATCH as usize]),
+        entries: Words(shared_array![u32; BATCH as usize * RETURN_WORDS]),
     };
     // SAFETY: the kernel's caller guarantees what the dispatch has left, and the room.
     unsafe {
@@ -120,6 +138,7 @@ pub unsafe fn ep_layout(
             }
             thread::sync_threads();
             layout.copy(at, batch);
+            thread::sync_threads(); // The next batch has the same words.
         }
     }
 }
@@ -133,11 +152,8 @@ struct Layout {
     faults: *mut u32,
     /// The rows of each expert.
     counters: Counters,
-    /// The experts and weights of a batch, and then the positions of each row and their number.
-    experts: Words,
-    weights: Words,
-    positions: Words,
-    lens: Words,
+    /// The experts and weights of each row of a batch, and then its [`returns`](Grouped::returns).
+    entries: Words,
 }
 
 impl Layout {
@@ -175,18 +191,11 @@ impl Layout {
                     (self.received.tokens_of(rank as usize), rank * tokens * top_k);
                 let ids = Words(self.received.experts.wrapping_add(of_rank as usize));
                 for at in Strided::new(thread::thread_idx_x(), count * top_k, UNROLL * threads) {
-                    // Several loads are in flight together.
-                    let mut loaded = [0; UNROLL as usize];
-                    for u in 0..UNROLL {
-                        let i = at + u * threads;
-                        if i < count * top_k {
-                            loaded[u as usize] = ids.load(i);
-                        }
-                    }
-                    for u in 0..UNROLL {
-                        let is_before = at + u * threads < before * top_k;
-                        if loaded[u as usize] > 0 {
-                            self.counters.count(loaded[u as usize] - 1, is_before);
+                    let places = UNROLLED.map(|u| at + u * threads);
+                    let loaded = places.map(|i| if i < count * top_k { ids.load(i) } else { 0 });
+                    for u in 0..UNROLL as usize {
+                        if loaded[u] > 0 {
+                            self.counters.count(loaded[u] - 1, places[u] < before * top_k);
                         }
                     }
                 }
@@ -225,12 +234,12 @@ impl Layout {
         let (top_k, Received { experts, weights, .. }) = (self.shape.top_k, self.received);
         for i in strided(batch * top_k) {
             let (row, k) = (i / top_k, i % top_k);
-            let to = row * Shape::TOP_K as u32 + k;
+            let to = self.entries(row);
             // SAFETY: the batch has the row, and the shared memory room for it.
             unsafe {
                 let from = self.index(first + row) * top_k + k;
-                self.experts.store(to, Words(experts).load(from));
-                self.weights.store(to, Words(weights.cast()).load(from));
+                to.store(2 * k, Words(experts).load(from));
+                to.store(2 * k + 1, Words(weights.cast()).load(from));
             }
         }
     }
@@ -240,14 +249,13 @@ impl Layout {
     unsafe fn place(&self, first: u32, batch: u32) {
         let (lane, Grouped { origins, returns, capacity, .. }) = (warp::lane_id(), self.grouped);
         for row in 0..batch {
-            let staged = row * Shape::TOP_K as u32;
+            let entries = self.entries(row);
             // SAFETY: the batch has been staged, and only the first warp is here, with all lanes.
             unsafe {
                 let index = self.index(first + row);
                 let (mut expert, mut weight) = (0, 0);
                 if lane < self.shape.top_k {
-                    expert = self.experts.load(staged + lane);
-                    weight = self.weights.load(staged + lane);
+                    (expert, weight) = (entries.load(2 * lane), entries.load(2 * lane + 1));
                 }
                 let is_here = expert > 0;
                 let mut position = self.counters.take_next(is_here.then(|| expert - 1));
@@ -256,15 +264,10 @@ impl Layout {
                 } else if is_here {
                     Words(origins).store(position, index);
                 }
-                let entries = Words(returns.wrapping_add(index as usize * RETURN_WORDS));
-                let at = store_returns(entries, is_here, position, weight);
-                if is_here {
-                    self.positions.store(staged + at, position);
-                }
-                let len = warp::ballot(is_here).count_ones();
-                if lane == 0 {
-                    self.lens.store(row, len);
-                }
+                store_returns(entries, is_here, position, weight);
+                warp::sync();
+                let to = returns.wrapping_add(index as usize * RETURN_WORDS);
+                Words(to).store(lane, entries.load(lane));
             }
         }
     }
@@ -272,27 +275,23 @@ impl Layout {
     /// Copies the rows of a batch to their positions. All threads of the block call this together,
     /// after a barrier.
     unsafe fn copy(&self, first: u32, batch: u32) {
-        let (Received { rows, scales, .. }, grouped) = (self.received, &self.grouped);
-        for part in Parts::<VECTORS>::new(self.shape.vectors).of_block(0, batch) {
+        let Received { rows, scales, .. } = self.received;
+        for part in Parts::new(self.shape.vectors).of_block(0, batch) {
             // SAFETY: the batch has its positions, and this warp alone copies the part.
             unsafe {
-                let len = self.lens.load(part.row);
-                if len == 0 {
-                    continue;
-                }
-                let from = self.index(first + part.row);
-                let row = rows::load::<bf16, VECTORS>(rows.cast(), part, from as usize);
-                for k in 0..len {
-                    let to = self.positions.load(part.row * Shape::TOP_K as u32 + k);
-                    if to == DROPPED {
-                        continue;
-                    }
-                    part.store(grouped.rows.cast(), to as usize, &row);
-                    if part.is_first && !scales.is_null() {
-                        grouped.copy_scales(self.shape, scales, from, to);
-                    }
+                let entry = self.entries(part.row).load(warp::lane_id());
+                let to = positions(entry);
+                if to != 0 {
+                    let from = self.index(first + part.row) as usize;
+                    let from = (rows.cast_const(), scales.cast_const(), from);
+                    self.grouped.copy(self.shape, from, part, entry, [to; 2]);
                 }
             }
         }
+    }
+
+    /// Returns the words of a row of the batch, in the form of [`Grouped::returns`].
+    fn entries(&self, row: u32) -> Words {
+        Words(self.entries.0.wrapping_add(row as usize * RETURN_WORDS))
     }
 }

@@ -47,7 +47,6 @@ pub mod counted;
 mod counters;
 mod counts;
 mod dispatch_receive;
-mod dispatch_relay;
 pub mod ep_combine;
 pub mod ep_combine_counted;
 pub mod ep_combine_hybrid;
@@ -60,7 +59,6 @@ pub mod numbered;
 mod parts;
 mod places;
 pub mod rail;
-mod ranks;
 mod rows;
 pub mod shape;
 pub mod sums;
@@ -68,7 +66,25 @@ pub mod sums;
 pub use self::counted::Counted;
 pub use self::numbered::{Messages, words as numbered_words};
 pub use self::rail::{Mail, Relayed};
-pub use self::ranks::RANKS;
 pub use self::rows::SCALED;
-pub use self::shape::{Faults, Received, Shape, Steps, Tokens};
+pub use self::shape::{Faults, RANKS, Received, Shape, Steps, Tokens};
 pub use self::sums::Results;
+
+/// The names that many files use.
+mod prelude {
+    pub(super) use core::hint::assert_unchecked;
+    pub(super) use cuda_std::atomic::Order;
+    pub(super) use cuda_std::strided::share;
+
+    pub(super) use super::counted::{Counted, Progress, Step};
+    pub(super) use super::counters::{Counters, UNROLL, UNROLLED, Words, store_returns, strided};
+    pub(super) use super::ep_layout::{DROPPED, Grouped, NONE, RETURN_WORDS, positions};
+    pub(super) use super::numbered::{Messages, Session};
+    pub(super) use super::parts::{Part, Parts, Share, block_warps, warp_index, warps};
+    pub(super) use super::rail::{Batch, Mail, Rail, Relayed, position};
+    pub(super) use super::rows::{self, Payload, Rows, SCALED};
+    pub(super) use super::shape::{Faults, RANKS, Ranks, Received, Shape, Steps, Tokens};
+    pub(super) use super::shape::{ranks, rolled, with_ranks};
+    pub(super) use super::sums::{Entries, Results, Row, add, add_rows, prefetch, sum};
+    pub(super) use crate::prelude::*;
+}

@@ -6,8 +6,7 @@
 //! that both halves say when they have arrived. Two banks of slots take turns, as in the session of
 //! Lamport messages, which has the number, and whose order of launches lets ranks reuse a bank.
 
-use super::ranks::Ranks;
-use crate::prelude::*;
+use super::prelude::*;
 
 /// Banks of slots.
 const BANKS: usize = 2;
@@ -33,42 +32,29 @@ pub struct Messages {
 }
 
 impl Messages {
-    /// Makes the slots of a launch that uses `used` slots for rows and `capacity` numbered ones
-    /// from each rank. Reads nothing that a kernel writes.
+    /// Returns what begins a launch without the absent ranks. The launch uses `used` slots for rows
+    /// and `capacity` numbered ones from each rank. Reads nothing that a kernel writes.
     ///
     /// The team has `N` ranks, or `N` is [`ANY_RANKS`], and the memory has the slots.
     #[track_caller]
-    pub(super) unsafe fn slots<const N: usize>(
+    pub(super) unsafe fn slots<'a, const N: usize>(
         self,
-        comm: &DevComm,
+        comm: &'a DevComm,
         used: u32,
         capacity: u32,
-    ) -> Slots<'_, N> {
+    ) -> impl FnOnce(Ranks) -> Session<'a, N> {
         let (window, team) = (self.numbered, comm.lsa_team());
         // More addresses would take registers.
         let peer = if N == 2 { Some(window.lsa(team.next())) } else { None };
         let numbered = Numbered { window, local: window.local(), peer, team, capacity, launch: 0 };
         let memory = LamportMemory { capacity: used, ..self.memory };
         // SAFETY: the memory has the slots, as the caller guarantees.
-        let rows = unsafe { LamportSlots::new(comm, &memory) };
-        Slots { rows, numbered, used }
-    }
-}
-
-/// The slots of a session.
-pub(super) struct Slots<'a, const N: usize> {
-    rows: LamportSlots<'a, N>,
-    numbered: Numbered<N>,
-    used: u32,
-}
-
-impl<'a, const N: usize> Slots<'a, N> {
-    /// Begins a launch. The slots are those of a [`Lamport`] session.
-    #[track_caller]
-    pub(super) unsafe fn begin(self, absent: Ranks) -> Session<'a, N> {
-        // SAFETY: the slots are those of a session, as the caller guarantees.
-        let rows = unsafe { self.rows.begin(self.used) };
-        Session { rows, numbered: Numbered { launch: rows.launch(), ..self.numbered }, absent }
+        let slots = unsafe { LamportSlots::new(comm, &memory) };
+        move |absent| {
+            // SAFETY: the slots are those of a session, as the caller guarantees.
+            let rows = unsafe { slots.begin(used) };
+            Session { rows, numbered: Numbered { launch: rows.launch(), ..numbered }, absent }
+        }
     }
 }
 
@@ -78,6 +64,21 @@ pub(super) struct Session<'a, const N: usize> {
     pub(super) numbered: Numbered<N>,
     /// The ranks that neither send nor receive.
     pub(super) absent: Ranks,
+}
+
+impl<const N: usize> Session<'_, N> {
+    /// Sends a numbered message, two words for a rank's number, to a slot of all peers that are not
+    /// absent. The slot is below the capacity, and no other thread sends to it.
+    #[track_caller]
+    pub(super) unsafe fn tell(&self, comm: &DevComm, slot: u32, message: impl Fn(u32) -> [u32; 2]) {
+        for distance in 1..rolled::<N>(comm) {
+            let to = comm.lsa_team().rotated(distance as i32) as u32;
+            if !self.absent.contains(to as usize) {
+                // SAFETY: the slot is below the capacity, and only this thread sends to it.
+                unsafe { self.numbered.send(distance, slot, message(to)) };
+            }
+        }
+    }
 }
 
 /// The numbered messages of a launch.

@@ -1,6 +1,6 @@
 //! The division of rows among the warps of a grid.
 
-use crate::prelude::*;
+use super::prelude::*;
 
 /// Rows in parts of [`WARP_SIZE`](warp::WARP_SIZE) `* VECTORS` vectors; a warp has a part at a
 /// time.
@@ -85,15 +85,11 @@ impl<const VECTORS: usize> Parts<VECTORS> {
 }
 
 impl<const VECTORS: usize> Part<VECTORS> {
-    /// Returns the index in the row of vector `i` of this lane, if there is one.
-    pub(super) fn vector(self, i: usize) -> Option<u32> {
-        let at = self.first + i as u32 * warp::WARP_SIZE;
-        (at < self.end).then_some(at)
-    }
-
-    /// Returns the index of that vector among those of all rows, if this is a part of row `row`.
+    /// Returns the index among the vectors of all rows of vector `i` of this lane, if there is one
+    /// and this is a part of row `row`.
     pub(super) fn vector_of(self, row: usize, i: usize) -> Option<usize> {
-        self.vector(i).map(|at| row * self.end as usize + at as usize)
+        let at = self.first + i as u32 * warp::WARP_SIZE;
+        (at < self.end).then(|| row * self.end as usize + at as usize)
     }
 
     /// Returns the index of this lane's vector of scales among those of all rows, if this is a part
@@ -151,14 +147,4 @@ pub(super) fn block_warps() -> u32 {
 /// Returns the number of warps of the grid.
 pub(super) fn warps() -> u32 {
     block_warps() * thread::grid_dim_x()
-}
-
-/// Returns the element of an array at an index that varies, by comparisons: an access by address
-/// would put the array in memory.
-pub(super) fn element<const N: usize>(all: &[u32; N], index: usize) -> u32 {
-    let mut element = 0;
-    for i in 0..N {
-        element = if i == index { all[i] } else { element };
-    }
-    element
 }

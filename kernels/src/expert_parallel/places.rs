@@ -1,14 +1,7 @@
 //! The places of tokens in the order of the experts of all ranks, given how many rows there are
 //! (`counts.rs`).
 
-use core::hint;
-
-use super::counted::{Counted, Progress};
-use super::counters::{Counters, UNROLL, Words};
-use super::ep_layout::{DROPPED, Grouped, NONE};
-use super::ranks::RANKS;
-use super::shape::{Faults, Shape, Tokens};
-use crate::prelude::*;
+use super::prelude::*;
 
 /// The tokens that a block handles at a time: one for each lane of a warp.
 pub(super) const BATCH: u32 = warp::WARP_SIZE;
@@ -23,16 +16,13 @@ pub(super) struct Shared {
     pub(super) counters: Counters,
     /// The first row of each expert, with the rows of all ranks one after the other.
     pub(super) starts: Words,
-    /// How many results the tokens before this block's have.
-    pub(super) results: Words,
     /// The experts of each token of a batch, or [`NONE`], and the places of its rows.
     experts: Words,
     places: Words,
-    /// The index of each token among those that each rank receives.
-    received: Words,
-    /// A bit for each rank that gets the token, and the index of the token's first result.
+    /// The index of each token among those that each of [`RANKS`] ranks receives.
+    pub(super) received: Words,
+    /// A bit for each rank that gets the token.
     targets: *mut u64,
-    returns: Words,
 }
 
 impl Shared {
@@ -44,21 +34,20 @@ impl Shared {
                 next: Words(shared_array![u32; COUNTERS]),
             },
             starts: Words(shared_array![u32; Shape::EXPERTS + 1]),
-            results: Words(shared_array![u32; 1]),
             experts: Words(shared_array![u32; ENTRIES]),
             places: Words(shared_array![u32; ENTRIES]),
             received: Words(shared_array![u32; BATCH as usize * RANKS]),
             targets: shared_array![u64; BATCH as usize],
-            returns: Words(shared_array![u32; BATCH as usize]),
         }
     }
 }
 
-/// The places of a launch's tokens.
-pub(super) struct Places<'a> {
+/// A launch's arguments.
+pub(super) struct Dispatch<'a, T> {
     pub(super) progress: &'a Progress<'a>,
-    pub(super) team: Team,
     pub(super) memory: Counted,
+    pub(super) rows: Window<T>,
+    pub(super) scales: Window<f32>,
     pub(super) shape: Shape,
     pub(super) tokens: Tokens,
     pub(super) grouped: Grouped,
@@ -75,28 +64,12 @@ pub(super) struct TokenPlaces {
     pub(super) place: u32,
     /// A bit for each rank that gets the token.
     pub(super) targets: u64,
-    /// The index of the token's first result.
-    pub(super) result: u32,
 }
 
-impl Places<'_> {
-    /// Gives a batch of tokens, from `first` on, its places; `results` is how many results the
-    /// tokens before it have. Returns that number for the next batch. All lanes of the block's
-    /// first warp call this together, and barriers separate it from the use of the places.
-    pub(super) unsafe fn give(&self, first: u32, batch: u32, mut results: u32) -> u32 {
-        // SAFETY: all lanes of the first warp are here, and `find` has found the starts.
-        unsafe {
-            self.stage(first, batch);
-            for token in 0..batch {
-                results += self.place(token, results);
-            }
-        }
-        results
-    }
-
+impl<T: Rows> Dispatch<'_, T> {
     /// Returns the places of a token of the batch, which has its places.
     pub(super) unsafe fn placed(&self, token: u32) -> TokenPlaces {
-        let (entry, Shared { places, targets, returns, .. }) = (Self::entry(token), self.shared);
+        let (entry, Shared { places, targets, .. }) = (Self::entry(token), self.shared);
         // SAFETY: the batch has its places, as the caller guarantees.
         unsafe {
             let expert = self.expert(token);
@@ -104,16 +77,8 @@ impl Places<'_> {
                 rank: expert.and_then(|expert| self.rank_of(expert as i32)),
                 place: if expert.is_some() { places.load(entry) } else { NONE },
                 targets: mem::load(targets.wrapping_add(token as usize)),
-                result: returns.load(token),
             }
         }
-    }
-
-    /// Returns the index of a token of the batch among those that a rank receives, if it gets this
-    /// one. The batch has its places.
-    pub(super) unsafe fn index(&self, token: u32, rank: u32) -> usize {
-        // SAFETY: the batch has its places, and the rank gets the token.
-        unsafe { self.shared.received.load(token * RANKS as u32 + rank) as usize }
     }
 
     /// Returns where this lane's expert of a token of a batch is in `experts` and `places`.
@@ -123,37 +88,33 @@ impl Places<'_> {
 
     /// Returns the number of experts of all ranks.
     pub(super) fn experts(&self) -> u32 {
-        self.shape.experts * self.team.n_ranks as u32
+        self.shape.experts * self.progress.team.n_ranks as u32
     }
 
     /// Returns the number of counters: those of the experts, and then those of the ranks.
     pub(super) fn counters(&self) -> u32 {
-        self.experts() + self.team.n_ranks as u32
+        self.experts() + self.progress.team.n_ranks as u32
     }
 
     /// Returns the rank of an expert; `None` if it does not exist or is absent.
     pub(super) fn rank_of(&self, id: i32) -> Option<u32> {
         // SAFETY: the launch requires experts. (Otherwise divisions would be checked.)
-        unsafe { hint::assert_unchecked(self.shape.experts > 0) };
+        unsafe { assert_unchecked(self.shape.experts > 0) };
         let rank = id as u32 / self.shape.experts;
-        let is_there =
-            rank < self.team.n_ranks as u32 && !self.progress.absent.contains(rank as usize);
+        let is_there = rank < self.progress.team.n_ranks as u32
+            && !self.progress.absent.contains(rank as usize);
         is_there.then_some(rank)
     }
 
     /// Calls `each` with the numbers of a token's experts and their ids; -1 after the last one.
-    /// Several loads are in flight together.
     pub(super) unsafe fn each_id(&self, token: u32, mut each: impl FnMut(u32, i32)) {
         for first in Strided::new(0, self.shape.top_k, UNROLL) {
-            let mut ids = [-1; UNROLL as usize];
-            for u in 0..UNROLL {
-                if first + u < self.shape.top_k {
-                    let at = token * self.shape.top_k + first + u;
-                    // SAFETY: the token has the expert, as the kernel's caller guarantees.
-                    ids[u as usize] =
-                        unsafe { mem::load(self.tokens.ids.wrapping_add(at as usize)) };
-                }
-            }
+            let ids = UNROLLED.map(|u| {
+                let at =
+                    self.tokens.ids.wrapping_add((token * self.shape.top_k + first + u) as usize);
+                // SAFETY: the token has the expert, as the kernel's caller guarantees.
+                if first + u < self.shape.top_k { unsafe { mem::load(at) } } else { -1 }
+            });
             for u in 0..UNROLL {
                 each(first + u, ids[u as usize]);
             }
@@ -162,7 +123,7 @@ impl Places<'_> {
 
     /// Loads the experts of a batch, whose tokens begin with `first`: each lane those of a token.
     /// All lanes of the block's first warp call this together.
-    unsafe fn stage(&self, first: u32, batch: u32) {
+    pub(super) unsafe fn stage(&self, first: u32, batch: u32) {
         let (lane, mut targets) = (warp::lane_id(), 0_u64);
         // SAFETY: the kernel's caller guarantees the memory; there are words for a whole batch.
         unsafe {
@@ -182,10 +143,10 @@ impl Places<'_> {
         }
     }
 
-    /// Gives the rows of a token of a batch their places; `results` is how many results the tokens
-    /// before it have. Returns how many it has. All lanes of the block's first warp call this
-    /// together, for the tokens in their order.
-    unsafe fn place(&self, token: u32, results: u32) -> u32 {
+    /// Gives the rows of a token of a batch their places. All lanes of the block's first warp call
+    /// this together, for the tokens in their order, after `find` has found the starts. Barriers
+    /// separate it from the use of the places.
+    pub(super) unsafe fn place(&self, token: u32) {
         let (lane, Shared { counters, received, .. }) = (warp::lane_id(), self.shared);
         let targets = self.shared.targets.wrapping_add(token as usize);
         // SAFETY: the batch has been staged, and only the first warp is here, with all lanes.
@@ -198,7 +159,7 @@ impl Places<'_> {
             }
             let (wanted, mut kept) = (mem::load(targets), 0);
             // Ranks that have no room for the token are not in `kept`.
-            for first in Strided::new(0, self.team.n_ranks as u32, warp::WARP_SIZE) {
+            for first in Strided::new(0, self.progress.team.n_ranks as u32, warp::WARP_SIZE) {
                 let rank = first + lane;
                 let (is_target, mut index) = (rank < RANKS as u32 && wanted >> rank & 1 == 1, 0);
                 if is_target {
@@ -214,9 +175,7 @@ impl Places<'_> {
             warp::sync();
             if lane == 0 {
                 mem::store(targets, kept);
-                self.shared.returns.store(token, results);
             }
-            wanted.count_ones()
         }
     }
 

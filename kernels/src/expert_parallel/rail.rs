@@ -17,8 +17,7 @@
 use nccl_device::SignalRange;
 use nccl_device::gin::{Gin, GinBackend, SignalId};
 
-use super::shape::Shape;
-use crate::prelude::*;
+use super::prelude::*;
 
 /// The most tokens of a batch: each lane of a warp has one.
 pub const BATCH: u32 = warp::WARP_SIZE;
@@ -69,6 +68,14 @@ pub struct Relayed {
     pub ranks: *mut u32,
     /// A bit for each team that gets a token's row, for each token of this rank.
     pub teams: *mut u32,
+}
+
+impl Relayed {
+    /// Returns the words of the tokens from the rank of `team` on this rail, one for each of the
+    /// most tokens of a rank.
+    pub(super) fn ranks_of(self, team: i32, most: u32) -> *mut u32 {
+        self.ranks.wrapping_add((team as u32 * most) as usize)
+    }
 }
 
 /// The messages of a launch.
@@ -197,6 +204,50 @@ impl Batch {
     pub(super) fn len(self, all: u32) -> u32 {
         all.saturating_sub(self.first()).min(self.tokens)
     }
+
+    /// Calls `work` with this warp's parts of the batch's rows, of a rank with `all` tokens: with
+    /// each part, its token's number in the batch, and the bits that the lane with that number has.
+    /// All lanes of a warp call this together.
+    pub(super) unsafe fn each_part<const VECTORS: usize>(
+        self,
+        shape: Shape,
+        all: u32,
+        bits_of_lane: u32,
+        work: impl Fn(Part<VECTORS>, u32, u32),
+    ) {
+        for part in Parts::new(shape.vectors).of_block(self.first(), self.len(all)) {
+            let token = part.row - self.first();
+            // SAFETY: all lanes are here; a warp's lanes have the same parts.
+            work(part, token, unsafe { warp::shuffle_idx(bits_of_lane, token) });
+        }
+    }
+}
+
+/// Tells each of the groups of `size` experts, not 0, which of its experts each lane has for a
+/// token with `top_k`, and the bits of its weight, where `to` has the words. Returns a bit for each
+/// group that has such an expert. All lanes of a warp call this together.
+pub(super) unsafe fn tell(
+    top_k: u32,
+    groups: impl Iterator<Item = i32>,
+    size: u32,
+    (expert, weight): (Option<u32>, u32),
+    to: impl Fn(i32) -> [*mut u32; 2],
+) -> u32 {
+    let mut bits = 0;
+    // SAFETY: the caller's contract. (Otherwise divisions would be checked.)
+    unsafe {
+        assert_unchecked(size > 0);
+        for group in groups {
+            let here = expert.filter(|expert| expert / size == group as u32);
+            bits |= u32::from(warp::any(here.is_some())) << group;
+            if warp::lane_id() < top_k {
+                let [words, weights] = to(group);
+                mem::store(words, here.map_or(0, |expert| expert % size + 1));
+                mem::store(weights, weight);
+            }
+        }
+    }
+    bits
 }
 
 /// Returns the index of the row of a batch's token among the packed rows. `packed` has a bit for

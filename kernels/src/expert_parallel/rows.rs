@@ -1,8 +1,7 @@
 //! Formats of the rows of tokens in transit: 16-bit floats without conversion, or 8-bit floats with
 //! scales.
 
-use super::parts::Part;
-use crate::prelude::*;
+use super::prelude::*;
 
 /// Elements that share a scale, as neighbouring vectors of 8-bit floats of `SCALED_LANES` lanes.
 pub const SCALED: usize = 128;

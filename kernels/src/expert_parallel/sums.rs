@@ -1,8 +1,6 @@
 //! Sums of rows of experts, in f32.
 
-use super::ep_layout::{DROPPED, NONE, RETURN_WORDS};
-use super::parts::Part;
-use crate::prelude::*;
+use super::prelude::*;
 
 /// The results of a rank's experts, and the sums of its tokens' results.
 #[repr(C)]

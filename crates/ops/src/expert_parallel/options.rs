@@ -141,18 +141,18 @@ impl ExpertParallelOptions {
     fn memory_for_throughput(self, shape: Shape, ranks: usize) -> ExpertParallelMemory {
         let (word, sent, rows) = (size_of::<u32>(), self.sent(shape), self.most_rows(ranks));
         let scales = if self.f8 { rows * sent.scale_vectors() as usize } else { 1 };
-        // The sum of words has `firsts`, two words for the absent ranks, and offsets and sizes.
+        // The sum of words has `firsts`, targets and the absent ranks of two words each, and
+        // offsets and sizes.
         let routing = Counted::token_words(rows)
-            + Counted::own_words(shape)
             + Counted::STATE
             + (ranks + 1)
-            + 2
+            + 2 * (self.tokens + 1)
             + Faults::WORDS
             + 2 * self.local(ranks)
             + 1;
         ExpertParallelMemory {
             dispatch_slots: 0,
-            combine_slots: 16 * shape.vectors as usize * Counted::results(shape, ranks),
+            combine_slots: 2 * self.tokens * self.hidden * Counted::results(shape, ranks),
             messages: word * (Counted::flag_words(ranks) + Counted::count_words(shape, ranks)),
             rows: 16 * (rows * sent.vectors as usize + scales),
             routing: word * routing,

@@ -18,7 +18,7 @@ pub(super) struct Throughput {
     flags: Window<u32>,
     counts: Window<u32>,
     tokens: Window<u32>,
-    own: SymmetricBuffer<u32>,
+    targets: SymmetricBuffer<u64>,
     firsts: SymmetricBuffer<u32>,
     state: SymmetricBuffer<u32>,
     absent: SymmetricBuffer<u64>,
@@ -32,15 +32,16 @@ impl Throughput {
         let (ranks, capacity) = (comm.n_ranks(), options.most_rows(comm.n_ranks()));
         // A window is not empty, also without scales.
         let scales = if options.f8 { capacity * sent.scale_vectors() as usize } else { 1 };
+        let results = options.tokens * Counted::results(shape, ranks);
         // New windows and buffers are zeroed, as some of these must be.
         Ok(Self {
             rows: comm.window(capacity * options.hidden * options.row_type().size())?,
             scales: comm.window(4 * scales)?,
-            results: comm.window(Counted::results(shape, ranks) * options.hidden)?,
+            results: comm.window(results * options.hidden)?,
             flags: comm.window(Counted::flag_words(ranks))?,
             counts: comm.window(Counted::count_words(shape, ranks))?,
             tokens: comm.window(Counted::token_words(capacity))?,
-            own: comm.mem_alloc(Counted::own_words(shape))?,
+            targets: comm.mem_alloc(options.tokens)?,
             firsts: comm.mem_alloc(ranks + 1)?,
             state: comm.mem_alloc(Counted::STATE)?,
             absent: comm.mem_alloc(1)?,
@@ -50,9 +51,9 @@ impl Throughput {
     }
 
     fn memory(&self) -> impl IntoArg<Abi<Counted>> {
-        let Self { flags, counts, tokens, own, firsts, state, absent, .. } = self;
+        let Self { flags, counts, tokens, targets, firsts, state, absent, .. } = self;
         let capacity = self.capacity as u32;
-        CountedArgs { flags, counts, tokens, own, firsts, state, absent, capacity }
+        CountedArgs { flags, counts, tokens, targets, firsts, state, absent, capacity }
     }
 }
 
