@@ -216,7 +216,7 @@ impl Strategy<Self> for AllGather {
             dev_comm, memory, own, gathered, second, b, map_of_c, unaligned, m, n, k,
         );
         // SAFETY: the caller passes matrices that outlive the product, and orders the launches,
-        // which use the memory that `Fused::new` allocates for this kernel.
+        // which use the memory that `prepare` allocates for this kernel.
         unsafe { launch.config(config).launch(&compiled.on(stream)) }
     }
 }

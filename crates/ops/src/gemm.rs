@@ -220,8 +220,11 @@ impl Gemm {
             || self.launch(a, b, c, shape),
             Ok,
         );
-        self.select(extents, *chosen.as_ref().unwrap_or(&before))?;
-        chosen.inspect(|plan| self.tuned.lock().save(extents, *plan))
+        let selected = self.select(extents, *chosen.as_ref().unwrap_or(&before));
+        let plan = chosen?;
+        selected?;
+        self.tuned.lock().save(extents, plan);
+        Ok(plan)
     }
 
     /// Returns those of the plans for which the GPU has room.

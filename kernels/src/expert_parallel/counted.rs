@@ -6,7 +6,7 @@ use nccl_device::is_last_block;
 use super::prelude::*;
 
 /// Words for a received token, after the [`RETURN_WORDS`] of all tokens: its index among the tokens
-/// of all ranks, and the index of its result among those that return to its rank.
+/// of all ranks, and the place of its result among its rank's `arrivals`.
 const ORIGIN_WORDS: usize = 2;
 
 /// The memory of the kernels for high throughput.

@@ -19,7 +19,7 @@ const VECTORS: usize = 2;
 /// # Safety
 ///
 /// The same as for [`ep_combine`](fn@super::ep_combine::ep_combine). `memory` is as the last
-/// dispatch has left it.
+/// dispatch has left it, and `shape.top_k` is that dispatch's.
 #[kernel(
     max_threads = 512,
     requires(

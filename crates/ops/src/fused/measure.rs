@@ -123,10 +123,10 @@ impl<F: Fusion> FusedGemm<F> {
             fastest(&self.base.stream, &pairs, (expected, products[0]), select, launch, slowest)
         };
         let chosen = chosen();
-        if let Some(gemm) = gemm {
-            gemm.select(extents, chosen.as_ref().map_or(before, |(_, product)| *product))?;
-        }
-        Ok(chosen?.0)
+        let product = chosen.as_ref().map_or(before, |(_, product)| *product);
+        let selected = gemm.map_or(Ok(true), |gemm| gemm.select(extents, product));
+        let (plan, _) = chosen?;
+        selected.map(|_| plan)
     }
 }
 

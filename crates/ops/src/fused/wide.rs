@@ -11,8 +11,9 @@ pub(crate) struct ExchangeKernels {
     pub(crate) compiled: Kernels,
     pub(crate) dev_comm: DevCommResource,
     pub(crate) memory: LamportMemory,
-    /// The fewest blocks or clusters of each kernel that are resident on any rank's GPU, and the
-    /// least dynamic shared memory of a block: so all ranks have the same grid.
+    /// The fewest blocks or clusters that are resident on any rank's GPU, of each kernel or, for
+    /// tiles of few rows, of each number of blocks in a cluster; and the least dynamic shared
+    /// memory of a block: so all ranks have the same grid.
     pub(crate) resident: Vec<[u32; 2]>,
 }
 

@@ -128,14 +128,16 @@ impl AllReduce {
     /// first.
     fn few_rows(&self, base: &Base<Self>, extents: Extents) -> FewRows {
         // All ranks have the same numbers of resident clusters: the ones that `swapped` agreed on
-        // or, before it is prepared, estimates. So all choose the same plan.
+        // or, before it is prepared, estimates. So all choose the same plan; the table, which is
+        // for GPUs of one name, is read only if theirs are alike.
         let usual = || ResidentClusters::usual(base.multiprocessors);
         let room = self.swapped.get().map_or_else(usual, Swapped::room);
         let candidates = Candidates::new(extents, room);
         let can_exchange = self.exchanges && self.wire() == Wire::Bf16;
         let (mut measured, mut plans) = (None, Vec::new());
         if can_exchange && swapped::has_few_rows(extents) {
-            measured = gemm::measured(&base.gpu, extents);
+            let are_alike = self.exchanges_by_default;
+            measured = are_alike.then(|| gemm::measured(&base.gpu, extents)).flatten();
             let all = measured.into_iter().chain(candidates.exchanging());
             for plan in all.filter_map(Plan::of_few_rows) {
                 if !plans.contains(&plan) {

@@ -137,7 +137,7 @@ macro_rules! tile_kernels {
             let ([m, n, k], division) = (matrices.shape, division_args(division));
             let product = Kernel::args(dev_comm, a, b, c, memory, m, n, k, division);
             // SAFETY: the caller passes matrices that outlive the product, and orders the launches,
-            // which use the memory that `Swapped::new` allocates for these kernels.
+            // which use the memory that `prepare` allocates for these kernels.
             unsafe { product.config(config).launch(&compiled.on(stream)) }
         }
 
