@@ -91,10 +91,10 @@ impl PyCommunicator {
     ///     rank; None: the default group's. deadline: the seconds after which a rank that others
     ///     wait for counts as lost, as does one that is silent for as long, or for 20; None: never.
     ///
-    /// Torch still owns its communicator, which must outlive the windows and device communicators
-    /// that are made here: close them before destroy_process_group, or never. Torch's NCCL must
-    /// be one that devcomm's kernels were built for: pip install nvidia-nccl-cu13==2.32.3, or see
-    /// devcomm.load_nccl.
+    /// Torch still owns its communicator, which must outlive this object and the windows and device
+    /// communicators that are made of it: close them, and then this, before destroy_process_group,
+    /// or never. Torch's NCCL must be one that devcomm's kernels were built for: pip install
+    /// nvidia-nccl-cu13==2.32.3, or see devcomm.load_nccl.
     #[classmethod]
     #[pyo3(signature = (group=None, *, store=None, deadline=Some(600.0)))]
     fn from_torch(

@@ -47,9 +47,10 @@ impl CudaBuilder {
     /// among its path dependencies, or among its own dependencies from a registry.
     ///
     /// The kernels are built with the features that the calling package's manifest enables in its
-    /// dependency on them, and with those that its own features enable (`fast = ["kernels/fast"]`);
-    /// for kernels from a registry only its default features count. Features that only other
-    /// packages enable are not on.
+    /// dependency on them, of whatever kind and target, and with those that its own features enable
+    /// (`fast = ["kernels/fast"]`); for kernels from a registry only its default features count.
+    /// Features that only other packages enable are not on. With
+    /// [`manifest_dir`](Self::manifest_dir) it is the manifest there that counts.
     pub fn new(package: impl Into<String>) -> Self {
         Self {
             package: package.into(),

@@ -3,7 +3,7 @@
 use std::env;
 use std::ffi::OsStr;
 use std::fs;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -94,13 +94,24 @@ impl Compile<'_> {
     /// without the package's own and those that build scripts generate.
     fn sources(&self, library: &Path) -> Result<Vec<PathBuf>, Error> {
         let list = library.with_extension("d");
-        let text = fs::read_to_string(&list).map_err(Error::io("read", &list))?;
+        let text = match fs::read_to_string(&list) {
+            // Cargo has none for a library of which it does not know the files.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            text => text.map_err(Error::io("read", &list))?,
+        };
+        // There is no file for a package from a registry. A backslash precedes a space in a path.
         let files = text.trim_end().split_once(": ").map_or("", |(_, files)| files);
-        // A backslash precedes a space in a path.
         let files = files.replace("\\ ", "\0");
-        let files = files.split(' ').map(|file| PathBuf::from(file.replace('\0', " ")));
-        let known = self.package.sources.iter().map(PathBuf::as_path).chain([self.target_dir]);
-        Ok(files.filter(|file| !known.clone().any(|at| file.starts_with(at))).collect())
+        let files = files.split(' ').filter(|file| !file.is_empty()).map(|file| {
+            let file = PathBuf::from(file.replace('\0', " "));
+            // `src/../../shared.rs` is not in `src`.
+            fs::canonicalize(&file).unwrap_or(file)
+        });
+        let known: Vec<PathBuf> = (self.package.sources.iter().map(PathBuf::as_path))
+            .chain([self.target_dir])
+            .filter_map(|at| fs::canonicalize(at).ok())
+            .collect();
+        Ok(files.filter(|file| !known.iter().any(|at| file.starts_with(at))).collect())
     }
 
     fn failed(&self, reason: String) -> Error {

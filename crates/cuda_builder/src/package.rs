@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use cargo_metadata::semver::Version;
-use cargo_metadata::{Dependency, DependencyKind, Metadata, MetadataCommand, Package, TargetKind};
+use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package, TargetKind};
 
 use crate::compile::TARGET;
 use crate::error::Error;
@@ -154,8 +154,7 @@ impl PackageGraph {
         let path = |path: &Path| fs::canonicalize(path).ok();
         let caller = self.all().find(|one| path(one.manifest_path.as_std_path()) == path(manifest));
         let Some(caller) = caller else { return Vec::new() };
-        let is_it = |one: &&Dependency| one.name == name && one.kind == DependencyKind::Normal;
-        let declared = || caller.dependencies.iter().filter(is_it);
+        let declared = || caller.dependencies.iter().filter(|one| one.name == name);
         let mut features: Vec<&str> =
             declared().flat_map(|one| &one.features).map(String::as_str).collect();
         // Cargo sets a variable for each feature of the package whose build script this is.

@@ -5,7 +5,7 @@
 //! this crate, and then reports which thread waited for which flag. Post growing values (modulo
 //! 2^32), so that a flag needs no reset: 1, 2, .., or the number of an [`Epoch`], which grows from
 //! launch to launch. Post each flag at least once while the values grow by 2^31: a value that is
-//! 2^31 or more below the awaited one counts as one above it, and the wait returns at once.
+//! more than 2^31 below the awaited one counts as one above it, and the wait returns at once.
 //!
 //! # Example
 //!

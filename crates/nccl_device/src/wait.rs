@@ -200,9 +200,10 @@ pub(crate) fn poll(
     poll_by::<true>(comm, deadline, done, what)
 }
 
-/// Does the same as [`poll`]; it records an aborted wait for the host's report only if `RECORDS`.
+/// Does the same as [`poll`]. If the thread goes on after an abort (not `EXITS`), it records only
+/// that a wait was ended. Then it may wait again and again, so it reads the abort flag more often.
 #[track_caller]
-pub(crate) fn poll_by<const RECORDS: bool>(
+pub(crate) fn poll_by<const EXITS: bool>(
     comm: &DevComm,
     deadline: Deadline,
     mut done: impl FnMut() -> bool,
@@ -215,10 +216,16 @@ pub(crate) fn poll_by<const RECORDS: bool>(
             return Outcome::Done;
         }
         polls = polls.wrapping_add(1);
-        let check = cfg!(not(target_arch = "nvptx64")) || polls.is_multiple_of(POLLS_PER_CHECK);
+        let per_check = if EXITS { POLLS_PER_CHECK } else { POLLS_PER_CHECK / 16 };
+        let check = cfg!(not(target_arch = "nvptx64")) || polls.is_multiple_of(per_check);
         if check && comm.is_aborted() {
-            if RECORDS {
+            if EXITS {
                 record_wait(comm, what);
+            } else {
+                let abort = comm.as_raw().abort_flag.cast::<AbortBlock>();
+                // SAFETY: the flag is the first field of the host's `AbortBlock`, which stays
+                // allocated while kernels run.
+                unsafe { mem::store_volatile(&raw mut (*abort).continued, 1) };
             }
             return Outcome::Aborted;
         }

@@ -151,6 +151,8 @@ pub struct StuckRecord {
 pub struct AbortBlock {
     /// If not 0, every wait ends. Waits read it once in a few thousand polls.
     pub flag: u32,
+    /// Not 0 if an abort ended a wait without a record, whose thread went on.
+    pub continued: u32,
     /// The wait of each warp.
     pub records: [StuckRecord; STUCK_RECORDS],
 }

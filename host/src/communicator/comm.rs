@@ -303,8 +303,10 @@ impl Communicator {
     /// # Errors
     ///
     /// The errors are those of [`barrier`](Self::barrier);
-    /// [`Error::InvalidInput`](crate::Error::InvalidInput) if all ranks together send more than 64
-    /// MiB, or the bytes of a rank are not a multiple of the size of `T`.
+    /// [`Error::InvalidInput`](crate::Error::InvalidInput) if this rank's values do not fit into
+    /// its part of 64 MiB, which the ranks share equally, for which the others get
+    /// [`WorldError::CallFailed`](crate::WorldError::CallFailed), or if the bytes of a rank are not
+    /// a multiple of the size of `T`.
     pub fn host_all_gather<T: Pod>(&self, values: &[T]) -> Result<Vec<Vec<T>>> {
         self.exchange("all_gather", values)
     }

@@ -2,8 +2,9 @@
 //!
 //! Each device communicator has an abort flag in pinned memory, which the host sets and the GPU
 //! reads. Every wait of `nccl_device` polls the flag from time to time. A wait that finds it set
-//! records what it waited for, and the kernel exits. That device communicator can then only be
-//! closed, because its barriers are in an unknown state.
+//! records what it waited for, and the kernel exits; a wait after which the thread goes on records
+//! only that it was ended. That device communicator can then only be closed, because its barriers
+//! are in an unknown state.
 //!
 //! The flag and the records are one block of memory. When the device communicator is closed, with
 //! idle streams, the block goes back to the rank's context for reuse. Blocks are freed only with
@@ -33,8 +34,8 @@ pub(crate) struct AbortFlag {
 
 enum State {
     Open(SharedBlock),
-    /// The waits that the block had recorded when it was taken away.
-    Closed(Vec<StuckWait>),
+    /// The waits that the block had recorded when it was taken away, and whether others were ended.
+    Closed(Vec<StuckWait>, bool),
 }
 
 impl AbortFlag {
@@ -77,14 +78,18 @@ impl AbortFlag {
     pub(crate) fn stuck(&self) -> Vec<StuckWait> {
         match &*self.state() {
             State::Open(block) => waits(&block.records()),
-            State::Closed(waits) => waits.clone(),
+            State::Closed(waits, _) => waits.clone(),
         }
     }
 
     /// Returns whether an abort has ended kernels while they waited for other ranks. They may have
     /// signalled their own arrival, so that other ranks still access this rank's memory.
     fn has_ended_waits(&self) -> bool {
-        self.cause().is_some() && !self.stuck().is_empty()
+        let has_continued = match &*self.state() {
+            State::Open(block) => block.has_continued(),
+            State::Closed(_, has_continued) => *has_continued,
+        };
+        self.cause().is_some() && (has_continued || !self.stuck().is_empty())
     }
 
     /// Returns why kernels cannot be launched with the device communicator, if it was aborted or
@@ -93,20 +98,20 @@ impl AbortFlag {
         if let Some(cause) = self.cause() {
             return Some(LaunchRefusal::Aborted { rank: self.rank, cause });
         }
-        let closed = matches!(*self.state(), State::Closed(_));
+        let closed = matches!(*self.state(), State::Closed(..));
         closed.then_some(LaunchRefusal::Closed { what: "the device communicator" })
     }
 
     /// Takes the block, if it was not taken yet, and keeps the waits that it has recorded.
     pub(super) fn detach(&self) -> Option<SharedBlock> {
         let mut state = self.state();
-        let stuck = match &*state {
-            State::Open(block) => waits(&block.records()),
-            State::Closed(_) => return None,
+        let closed = match &*state {
+            State::Open(block) => State::Closed(waits(&block.records()), block.has_continued()),
+            State::Closed(..) => return None,
         };
-        match std::mem::replace(&mut *state, State::Closed(stuck)) {
+        match std::mem::replace(&mut *state, closed) {
             State::Open(block) => Some(block),
-            State::Closed(_) => None,
+            State::Closed(..) => None,
         }
     }
 

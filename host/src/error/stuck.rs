@@ -55,7 +55,7 @@ struct SameWait {
 /// Returns the end of an error's text, with one line per [`SameWait`].
 pub(super) fn report(waits: &[StuckWait]) -> String {
     if waits.is_empty() {
-        return "; no block recorded a wait".to_owned();
+        return "; no block recorded what it waited for".to_owned();
     }
     let mut groups: Vec<SameWait> = Vec::new();
     for &StuckWait { block, thread, wait } in waits {

@@ -54,7 +54,7 @@ fn a_report_has_at_most_twenty_lines_whatever_is_in_it() {
     assert!(text.ends_with("and 1008 other waits"), "{text}");
     let text = error((0..1024).map(|block| wait(block * 2, 0, BARRIER)).collect());
     assert!(text.len() < 250 && text.contains("blocks 0, 2, 4, 6, 8, 10, 12, 14, ...,"), "{text}");
-    assert!(error(vec![]).ends_with("after 1.5 s; no block recorded a wait"));
+    assert!(error(vec![]).ends_with("after 1.5 s; no block recorded what it waited for"));
 }
 
 #[test]

@@ -48,8 +48,9 @@ pub const fn numbered_slots(shape: Shape) -> u32 {
 /// not converted back: an element of the input is about the received element times its scale. The
 /// scale is the least power of two, at least `2^-126`, such that none of the 128 elements is more
 /// than 448 times the scale. So an element divided by the scale is exact, and rounded once: to
-/// nearest, ties to even. Infinities become 448 times the scale; NaN stays, and does not count for
-/// the scale. `shape.vectors` is the size of a row in transit, in vectors of 16 elements.
+/// nearest, ties to even. Infinities become 448 times the scale, and finite numbers above
+/// `1.75 * 2^127` that number; NaN stays, and does not count for the scale. `shape.vectors` is the
+/// size of a row in transit, in vectors of 16 elements.
 ///
 /// `steps` is a sum of [`Steps`]. A launch that only sends is followed by one that only receives,
 /// in this rank, before any other launch with the same memory.

@@ -98,14 +98,17 @@ fn profiles() -> TestResult {
 
 fn watched() -> TestResult {
     let source = "#[path = \"../other/by path.rs\"] mod by_path;
-        const TEXT: &str = include_str!(\"../other/number\");
+        const TEXT: &str = concat!(
+            include_str!(\"../other/number\"), include_str!(\"../../watched of all\")
+        );
         #[unsafe(no_mangle)] pub unsafe extern \"ptx-kernel\" fn watched(p: *mut u32) {
             unsafe { *p = by_path::NUMBER + TEXT.len() as u32 }
         }";
     let package = Package::new("watched", source);
     package.write("other/by path.rs", "pub const NUMBER: u32 = 1;\n");
     package.write("other/number", "2");
-    package.write("root.rs", &package.source().replace("../other", "other"));
+    package.write("../watched of all", "3");
+    package.write("root.rs", &package.source().replace("\"../", "\"src/../"));
     package.add_to_manifest("[lib]\npath = \"root.rs\"\n");
     let output = package.as_build_script(|_| {});
     ensure(output.status.success(), stderr(&output))?;
@@ -114,6 +117,8 @@ fn watched() -> TestResult {
         let line = format!("cargo::rerun-if-changed={}", package.folder.join(file).display());
         ensure(lines.lines().any(|one| one == line), format!("no `{line}` in {lines}"))?;
     }
+    let outside = lines.lines().any(|line| line.ends_with("/watched of all"));
+    ensure(outside, format!("no file outside of the package in {lines}"))?;
     Ok(())
 }
 

@@ -58,8 +58,8 @@ impl ExpertParallelOptions {
     ///
     /// The scale is the least power of two, at least `2^-126`, times which 448 is no less than each
     /// of the 128 elements. So an element divided by it is exact, and rounded once: to nearest,
-    /// ties to even. Infinities become 448 times the scale; NaN stays, and does not count for the
-    /// scale.
+    /// ties to even. Infinities become 448 times the scale, and finite numbers above
+    /// `1.75 * 2^127` that number; NaN stays, and does not count for the scale.
     pub const fn f8(self) -> Self {
         Self { f8: true, ..self }
     }

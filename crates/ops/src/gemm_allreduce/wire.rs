@@ -18,9 +18,9 @@ pub enum Wire {
     F32,
     /// 8-bit floats with scales, about half the bytes of bf16. Columns `64 * i` to `64 * i + 63` of
     /// a row share a scale: the least power of two, at least `2^-126`, times which 448 is no less
-    /// than each partial sum. A partial sum is off by up to a sixteenth
-    /// ([`error_bound`](Self::error_bound)). Infinite sums stay infinite, and the others that share
-    /// their scale become 0.
+    /// than each partial sum. A partial sum is off by up to a sixteenth, or by more if it is above
+    /// `1.75 * 2^127`, which it becomes ([`error_bound`](Self::error_bound)). Infinite sums stay
+    /// infinite, and the others that share their scale become 0.
     E4m3,
 }
 
@@ -29,25 +29,26 @@ impl Wire {
     pub const ALL: [Self; 3] = [Self::Bf16, Self::F32, Self::E4m3];
 
     /// Returns the largest error of a finite partial sum when it is added: half a unit in its last
-    /// place, or infinity if it may be rounded to that. `largest` is the largest magnitude of the
+    /// place, or more if it may be rounded to infinity or to the largest number sent. `largest` is the largest magnitude of the
     /// sums that share its scale. An element of C is off by at most the sum of these errors, what
     /// f32 loses, and its own rounding to bf16, `2^-8` of it.
     #[must_use]
     pub fn error_bound(self, partial: f32, largest: f32) -> f32 {
         let half_unit = |bits: i32| partial.abs() * 2_f32.powi(-bits);
-        // Beyond the last finite number by half a unit of it, rounding gives infinity.
-        let overflows = |bits: i32| partial.abs() >= (2.0 - 2_f32.powi(1 - bits)) * 2_f32.powi(127);
         match self {
             Self::F32 => 0.0,
-            Self::Bf16 if overflows(9) => f32::INFINITY,
-            Self::E4m3 if overflows(5) => f32::INFINITY,
+            // Beyond the last finite number by half a unit of it, rounding gives infinity.
+            Self::Bf16 if partial.abs() >= (2.0 - 2_f32.powi(-8)) * 2_f32.powi(127) => {
+                f32::INFINITY
+            }
             // Half of the least distance of bf16's numbers, `2^-133`.
             Self::Bf16 => half_unit(8).max(f32::MIN_POSITIVE * 2_f32.powi(-8)),
             // The least distance of 8-bit floats is `2^-9`, and the scale less than `largest / 224`
             // or `2^-126`.
             Self::E4m3 => {
                 let of_scale = (largest * 2_f32.powi(-17)).max(f32::MIN_POSITIVE * 2_f32.powi(-10));
-                half_unit(4).max(of_scale)
+                // Finite numbers are at most `1.75 * 2^127` then.
+                half_unit(4).max(of_scale).max(partial.abs() - 1.75 * 2_f32.powi(127))
             }
         }
     }

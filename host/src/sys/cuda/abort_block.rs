@@ -62,6 +62,13 @@ impl SharedBlock {
         flag.store(1, Ordering::Release);
     }
 
+    /// Returns whether an abort has ended a wait without a record.
+    pub(crate) fn has_continued(&self) -> bool {
+        // SAFETY: the block is allocated as long as `self`; the GPU stores whole words.
+        let continued = unsafe { AtomicU32::from_ptr(&raw mut (*self.host.as_ptr()).continued) };
+        continued.load(Ordering::Acquire) != 0
+    }
+
     /// Returns the records that are complete.
     pub(crate) fn records(&self) -> Vec<StuckRecord> {
         (0..STUCK_RECORDS).filter_map(|index| self.record(index)).collect()

@@ -23,6 +23,7 @@ use crate::communicator::{Communicator, Library};
 use crate::device::{Context, Health};
 use crate::error::{Error, Result, StateError, WorldError};
 use crate::machine::{Shared, Wakes};
+use crate::sys::fork::Process;
 
 /// How long a call of a channel waits for a value.
 const GET: Duration = Duration::from_millis(20);
@@ -109,7 +110,9 @@ pub(super) fn join(
 ) -> Result<Arc<dyn Peers>> {
     let stopped = Shared::new(health.machine().clone(), false);
     let rounds = Mutex::default();
-    let member = Arc::new(Member { channel, health, deadline, rank, n_ranks, rounds, stopped });
+    let process = Process::current();
+    let member = Member { channel, health, deadline, rank, n_ranks, rounds, stopped, process };
+    let member = Arc::new(member);
     let beating = Arc::clone(&member);
     let machine = member.health.machine();
     machine.spawn("devcomm-heart", move || {
@@ -135,6 +138,8 @@ struct Member {
     rounds: Mutex<HashMap<String, u64>>,
     /// Whether the heartbeat is to end, because this rank's communicator has.
     stopped: Shared<bool>,
+    /// The process that joined, whose children have its channel, too.
+    process: Process,
 }
 
 /// Returns the key of a rank's heartbeat, whose values differ: a number that grows, or [`ENDED`].
@@ -349,7 +354,9 @@ impl Transport for ChannelTransport {
 
 impl Drop for ChannelTransport {
     fn drop(&mut self) {
-        self.0.stopped.change(|stopped| *stopped = true);
-        self.0.set_ended();
+        if self.0.process.is_current() {
+            self.0.stopped.change(|stopped| *stopped = true);
+            self.0.set_ended();
+        }
     }
 }

@@ -171,3 +171,24 @@ fn a_channel_that_ends_is_an_error() {
     // The error is that of the call or of the heartbeat, whichever fails first.
     assert!(text.contains("side channel") && text.contains("broken pipe"), "{text}");
 }
+
+#[test]
+fn a_forked_child_does_not_end_its_parents_heartbeat() {
+    let (store, health) = (Arc::new(Store::default()), Health::new(Machine::Gpus, None));
+    let channel: Arc<Store> = Arc::clone(&store);
+    let world = side_channel::join(channel, health, Some(AMPLE), 0, 1).unwrap();
+    // SAFETY: the child has one thread, which exits after it has dropped its copy of the world.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop(world);
+        let has_ended = store.values.lock()["alive/0"] == b"ended";
+        // SAFETY: this has no requirements.
+        unsafe { libc::_exit(i32::from(has_ended)) }
+    }
+    let mut status = 0;
+    // SAFETY: a child of this process that was not waited for.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child has ended the heartbeat of its parent");
+    drop(world);
+    assert_eq!(store.values.lock()["alive/0"], b"ended");
+}
