@@ -5,7 +5,7 @@
 use cuda_std::atomic::{Atomic, Order, Scope, fence};
 use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
-use cuda_std::tma;
+use cuda_std::{async_copy, tma};
 use devcomm::{DevCommRequirements, GinConnectionType, Simulation, TensorMap};
 use devcomm_types::GridConstant;
 use nccl_device::DevComm;
@@ -127,6 +127,30 @@ fn copies_that_end_at_one_mbarrier_do_not_order_each_other() {
         let words = gpu.buffer(&[7_u32; 32])?;
         let launch = copies_twice::args(row(gpu, &words)?, form);
         gpu.launch(launch.grid(1).block(1).dynamic_shared(4096))
+    });
+}
+
+/// A thread copies 32 times into shared memory before it waits. Forms: each copy has a place of its
+/// own; those that are 16 apart have the same one.
+#[kernel]
+unsafe fn copies_into_a_ring(source: *const u32, form: u32) {
+    let (ring, places) = (aligned_shared().cast::<u32>(), [32, 16][form as usize]);
+    // SAFETY: one thread, with shared memory for 32 places; the race is what the test is for.
+    unsafe {
+        for i in 0..32 {
+            async_copy::copy_16(ring.add(4 * (i % places)), source, true);
+        }
+        async_copy::commit_group();
+        async_copy::wait_groups::<0>();
+    }
+}
+
+#[test]
+fn copies_that_are_any_number_apart_are_told_apart() {
+    check(&Simulation::new(1), 2, |gpu, form| {
+        let source = gpu.buffer(&[7_u32; 4])?;
+        let launch = copies_into_a_ring::args(&source, form);
+        gpu.launch(launch.grid(1).block(1).dynamic_shared(2048))
     });
 }
 

@@ -68,10 +68,11 @@ impl Stamp {
         Self(self.0, self.1 & !(0xf << 8) | u64::from(bytes) << 8)
     }
 
-    /// Returns the same access as a part of the asynchronous copy with this number, modulo 16.
+    /// Returns the same access as a part of the asynchronous copy with this number, modulo 13:
+    /// rings of copies have other lengths, most often powers of two.
     #[inline]
     pub(super) fn of_copy(self, number: u8) -> Self {
-        Self(self.0, self.1 | u64::from(number & 0xf) << 12)
+        Self(self.0, self.1 | u64::from(number % 13) << 12)
     }
 
     /// Returns whether both, of one agent, are parts of one asynchronous copy. All accesses of a
