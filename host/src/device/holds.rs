@@ -7,12 +7,13 @@
 //! What was made after the capture is freed as usual.
 
 use std::any::Any;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
 use super::context::Context;
+use super::stream::StreamInner;
 use crate::error::Result;
 use crate::sys::cuda::graph::CaptureInfo;
 
@@ -20,7 +21,7 @@ use crate::sys::cuda::graph::CaptureInfo;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CreationTime(u64);
 
-/// When the capture of another library ends: it is not known.
+/// When the capture of another library ends, while it is not known to have ended.
 const FOREIGN: CreationTime = CreationTime(u64::MAX);
 
 /// The graphs of a context that hold objects.
@@ -37,16 +38,32 @@ pub(super) struct Holds {
 
 /// What one graph holds.
 pub(super) struct Hold {
-    /// When the capture ended: the graph may use what was created before.
-    captured: CreationTime,
+    /// When the capture ended, or was seen to have ended: the graph may use what was created
+    /// before.
+    captured: Mutex<CreationTime>,
+    /// The stream and the number of a capture by another library.
+    by_other: Option<(Weak<StreamInner>, u64)>,
     /// Whether the graph is gone.
     is_over: AtomicBool,
     held: Mutex<Vec<Box<dyn Any + Send>>>,
 }
 
 impl Hold {
-    fn new(captured: CreationTime) -> Self {
-        Self { captured, is_over: false.into(), held: Mutex::default() }
+    fn new(captured: CreationTime, by_other: Option<(Weak<StreamInner>, u64)>) -> Self {
+        let captured = captured.into();
+        Self { captured, by_other, is_over: false.into(), held: Mutex::default() }
+    }
+
+    /// Returns whether the graph may use what was created at this time.
+    fn may_use(&self, created_at: CreationTime) -> bool {
+        let mut captured = self.captured.lock();
+        if let (&mut FOREIGN, Some((stream, capture))) = (&mut *captured, &self.by_other)
+            && let Some(stream) = stream.upgrade()
+            && stream.has_left_capture(*capture)
+        {
+            *captured = stream.context.creation_time();
+        }
+        created_at < *captured
     }
 }
 
@@ -96,19 +113,23 @@ impl Context {
     /// Begins a hold for a graph that has been captured, while the context still captures: other
     /// threads free nothing then.
     pub(super) fn begin_hold(&self) -> OwnHold {
-        let hold = Arc::new(Hold::new(self.creation_time()));
+        let hold = Arc::new(Hold::new(self.creation_time(), None));
         self.holds().live.lock().push(Arc::clone(&hold));
         OwnHold { hold, context: self.clone() }
     }
 
     /// Begins a hold for the graph of a capture by another library, if it has none. The graph may
-    /// also use what is created during the capture. The hold ends with the graph.
-    pub(super) fn hold_for_capture(&self, capture: &CaptureInfo) -> Result<()> {
+    /// also use what is created during the capture of `stream`. The hold ends with the graph.
+    pub(super) fn hold_for_capture(
+        &self,
+        stream: &Arc<StreamInner>,
+        capture: &CaptureInfo,
+    ) -> Result<()> {
         let mut last = self.holds().foreign.lock();
         if *last == Some(capture.id) {
             return Ok(());
         }
-        let hold = Arc::new(Hold::new(FOREIGN));
+        let hold = Arc::new(Hold::new(FOREIGN, Some((Arc::downgrade(stream), capture.id))));
         capture.give(Box::new(EndOfGraph(Arc::clone(&hold))))?;
         self.holds().live.lock().push(hold);
         *last = Some(capture.id);
@@ -139,7 +160,7 @@ impl Context {
         created_at: CreationTime,
         moved: impl FnOnce() -> T,
     ) -> bool {
-        self.hold_by(|hold| created_at < hold.captured, moved)
+        self.hold_by(|hold| hold.may_use(created_at), moved)
     }
 
     /// Does the same for graphs of other libraries only.
@@ -148,7 +169,7 @@ impl Context {
         created_at: CreationTime,
         moved: impl FnOnce() -> T,
     ) -> bool {
-        self.hold_by(|hold| created_at < hold.captured && hold.captured == FOREIGN, moved)
+        self.hold_by(|hold| hold.by_other.is_some() && hold.may_use(created_at), moved)
     }
 
     fn hold_by<T: Any + Send>(
@@ -156,9 +177,10 @@ impl Context {
         may_use: impl Fn(&Hold) -> bool,
         moved: impl FnOnce() -> T,
     ) -> bool {
-        let is_holder = |hold: &&Arc<Hold>| may_use(hold) && !hold.is_over.load(Ordering::Acquire);
-        let holder = self.holds().live.lock().iter().find(is_holder).cloned();
-        let Some(holder) = holder else { return false };
+        let is_holder = |hold: &Arc<Hold>| !hold.is_over.load(Ordering::Acquire) && may_use(hold);
+        // The lock is released first: a capture's state is asked for.
+        let live = self.holds().live.lock().clone();
+        let Some(holder) = live.into_iter().find(is_holder) else { return false };
         let moved = Box::new(moved());
         holder.held.lock().push(moved);
         true

@@ -235,7 +235,7 @@ impl Stream {
         if context.with_capture(|own| own.id == Some(capture.id)) == Some(true) {
             return Ok(Target::Graph);
         }
-        context.hold_for_capture(&capture)?;
+        context.hold_for_capture(self.inner(), &capture)?;
         Ok(Target::ForeignGraph(capture.id))
     }
 
@@ -403,6 +403,15 @@ impl StreamInner {
     /// Returns whether its driver's stream may be gone. A call that has begun before may use it.
     pub(super) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Returns whether it is known that a capture is not in progress.
+    pub(super) fn has_left_capture(&self, capture: u64) -> bool {
+        let Ok(_query) = self.context.begin_query() else { return false };
+        if self.is_over() || self.context.cuda().bind().is_err() {
+            return false;
+        }
+        self.handle.capture().is_ok_and(|now| now.is_none_or(|now| now.id != capture))
     }
 
     /// Notes that its last handle was dropped and its work is done. If another part of the program

@@ -11,8 +11,8 @@ use devcomm_host::cudarc::driver::sys::{
     CUevent, CUgraphExec, CUresult, CUstream, CUstreamCaptureMode,
 };
 use devcomm_host::{
-    DevCommRequirements, Effect, LaunchConfig, Rank, ReduceOp, Result, SimulatedMachine, Stream,
-    StreamOrder, group,
+    DevCommRequirements, Effect, Error, LaunchConfig, Rank, ReduceOp, Result, SimulatedMachine,
+    Stream, StreamOrder, group,
 };
 
 use crate::kernels::{COUNT, NO_PTX, launch_store_count};
@@ -267,6 +267,31 @@ fn the_order_of_operations_does_not_use_a_stream_that_was_dropped() {
     });
     // Nothing keeps the context.
     assert_eq!(log_in(&ran.world, 0).last().unwrap(), "cuDevicePrimaryCtxRelease");
+}
+
+#[test]
+fn what_is_made_after_another_librarys_capture_is_freed_at_once() {
+    ranks(1, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (one, two) = (filled(comm, &[1.0_f32])?, filled(comm, &[2.0])?);
+        let alloc = || rank.context().alloc::<f32>(1 << 20);
+        let free = || Ok::<_, Error>(rank.context().memory_info()?.0);
+        let mut during = None;
+        let exec = captured(&stream, || {
+            during = Some(alloc()?);
+            stream.copy(&one, &two)
+        })?;
+        let before = free()?;
+        // The graph may use this one, of which nothing else is known.
+        drop(during.take());
+        assert_eq!(free()?, before);
+        for _ in 0..3 {
+            drop(alloc()?);
+            assert_eq!(free()?, before);
+        }
+        assert_eq!(cuda!(cuGraphExecDestroy(exec)), CUresult::CUDA_SUCCESS);
+        Ok(())
+    });
 }
 
 #[test]
