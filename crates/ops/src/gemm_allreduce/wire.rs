@@ -29,9 +29,9 @@ impl Wire {
     pub const ALL: [Self; 3] = [Self::Bf16, Self::F32, Self::E4m3];
 
     /// Returns the largest error of a finite partial sum when it is added: half a unit in its last
-    /// place, or more if it may be rounded to infinity or to the largest number sent. `largest` is the largest magnitude of the
-    /// sums that share its scale. An element of C is off by at most the sum of these errors, what
-    /// f32 loses, and its own rounding to bf16, `2^-8` of it.
+    /// place, or more if it may be rounded to infinity or to the largest number sent. `largest` is
+    /// the largest magnitude of the sums that share its scale. An element of C is off by at most
+    /// the sum of these errors, what f32 loses, and its own rounding to bf16, `2^-8` of it.
     #[must_use]
     pub fn error_bound(self, partial: f32, largest: f32) -> f32 {
         let half_unit = |bits: i32| partial.abs() * 2_f32.powi(-bits);
