@@ -146,9 +146,11 @@ impl Batch {
             let values = block.iter().map(|x| x.to_f64());
             let largest = values.clone().fold(0.0, |most: f64, x| most.max(x.abs()));
             // The least power of two, from the least normal f32 on, by which the numbers are
-            // divided to be at most 448, the greatest 8-bit float. 2^120 does for all finite ones.
-            let mut powers = (-126..=120).map(|exponent| 2_f64.powi(exponent));
-            let scale = powers.find(|scale| 448.0 * scale >= largest).unwrap_or(2_f64.powi(120));
+            // divided to be at most 448, the greatest 8-bit float; up to 2^119 for finite numbers,
+            // so that they stay finite.
+            let mut powers = (-126..=119).map(|exponent| 2_f64.powi(exponent));
+            let most = if largest.is_finite() { 119 } else { 120 };
+            let scale = powers.find(|scale| 448.0 * scale >= largest).unwrap_or(2_f64.powi(most));
             row.extend(values.map(|x| (e4m3(x / scale) * scale) as f32));
             scales.push(scale as f32);
         }
@@ -280,7 +282,10 @@ impl Batch {
 fn e4m3(x: f64) -> f64 {
     let exponent = if x == 0.0 { -6.0 } else { x.abs().log2().floor().max(-6.0) };
     let step = (exponent - 3.0).exp2();
-    if x.is_infinite() { 448_f64.copysign(x) } else { (x / step).round_ties_even() * step }
+    if x.is_infinite() {
+        return 448_f64.copysign(x);
+    }
+    ((x / step).round_ties_even() * step).clamp(-448.0, 448.0)
 }
 
 fn bits(row: &[bf16]) -> &[u16] {

@@ -229,6 +229,7 @@ const KERNELS: &[fn() -> Vec<Exported>] = &[
     of::<kernels::lamport_allreduce_any<F8E4M3>>,
     of::<kernels::lamport_allreduce_any<F8E5M2>>,
     of::<kernels::lamport_exchange<kernels::collectives::lamport_exchange::Vector>>,
+    of::<kernels::lamport_exchange<kernels::collectives::lamport_exchange::LongVector>>,
     of::<kernels::lamport_exchange<u32>>,
     of::<kernels::lamport_exchange<u8>>,
     of::<kernels::lamport_exchange_v>,
