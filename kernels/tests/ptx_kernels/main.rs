@@ -124,10 +124,7 @@ fn is_skipped(entry: &str, launch: usize) -> bool {
     let Some((_, rest)) = after.split_once("$L__BB") else { return false };
     let Some((label, block)) = rest.split_once(':') else { return false };
     let block = block.split("$L__BB").next().unwrap_or_default();
-    let skips = |line: &str| {
-        let is_conditional = line.contains("@%p") || line.contains("@!%p");
-        is_conditional && line.ends_with(&format!("$L__BB{label};"))
-    };
+    let skips = |line: &str| line.contains("bra") && line.ends_with(&format!("$L__BB{label};"));
     block.contains("griddepcontrol.wait") && before.lines().any(skips)
 }
 
