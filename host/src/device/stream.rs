@@ -397,9 +397,7 @@ impl StreamInner {
         let done = self.operations.lock().take(count);
         drop(done);
     }
-}
 
-impl StreamInner {
     /// Returns whether its driver's stream may be gone. A call that has begun before may use it.
     pub(super) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)

@@ -96,11 +96,11 @@ unsafe fn copy_both(both: [Transfer; 2]) {
             }
         }
         if thread::first() {
-            let [(), ()] = both.map(|message| {
-                for at in message.bytes / 16 * 16..message.bytes {
-                    message.copy_byte(at);
+            for i in 0..2 {
+                for at in both[i].bytes / 16 * 16..both[i].bytes {
+                    both[i].copy_byte(at);
                 }
-            });
+            }
         }
     }
 }
