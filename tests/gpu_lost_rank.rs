@@ -130,7 +130,7 @@ fn lose_a_rank(
     if let (Some(function), false) = (simulated, Gpus::are_real()) {
         return (0..loss.times()).for_each(|round| lose_simulated(round, loss, work, function));
     }
-    gpus.with_world(test, |world| {
+    gpus.with_jobs(test, |n_ranks| {
         let shared_before = shared_memory();
         let mut random = fastrand::Rng::with_seed(11);
         let rounds = (0..loss.times()).map(|round| (round, random.u64(..LATEST)));
@@ -141,7 +141,7 @@ fn lose_a_rank(
             for _ in 0..AT_ONCE {
                 scope.spawn(|| {
                     while let Some((round, after)) = next() {
-                        let wait = lose_once(test, world.n_ranks(), loss, round, after);
+                        let wait = lose_once(test, n_ranks, loss, round, after);
                         waits.lock().unwrap().push(wait);
                     }
                 });
@@ -179,7 +179,7 @@ fn lose_once(
     };
     let named = |signal| error.contains(&format!("rank {} ", job.victim)) && error.contains(signal);
     assert!(signal.is_none_or(named), "round {round}: {error}");
-    let lost = job.lost(round);
+    let lost = job.lost(round, &error);
     let known = job.require_reports(round, lost, &error);
     let ended = after(lost, ended);
     assert!(ended < DEADLINE + END, "round {round}: the job ended after {ended:?}");
@@ -255,9 +255,9 @@ impl Job {
     }
 
     /// Returns when the victim was lost.
-    fn lost(&self, round: usize) -> u64 {
+    fn lost(&self, round: usize, job: &str) -> u64 {
         let lost = self.report(self.victim);
-        lost.unwrap_or_else(|| panic!("round {round}: no rank was lost")).parse().unwrap()
+        lost.unwrap_or_else(|| panic!("round {round}: no rank was lost: {job}")).parse().unwrap()
     }
 
     /// Checks that every survivor's wait ended within the deadline, with an error that names the

@@ -10,7 +10,7 @@ use devcomm_testing::machines::Gpus;
 const COUNT: usize = 1000;
 
 fn on_one_thread(name: &str, n: usize, body: impl FnOnce(&MultiGpu) -> Result<()>) {
-    Gpus::new(n).with_world(name, |world| {
+    Gpus::new(n).with_threads(name, |world| {
         let gpus = (0..n).collect::<Vec<_>>();
         let result = MultiGpu::new(world.library(), &gpus).and_then(|gpus| {
             body(&gpus)?;
@@ -147,7 +147,7 @@ fn windows_of_several_communicators_in_one_group() {
 
 #[test]
 fn other_streams_may_be_used() {
-    Gpus::new(2).with_world("other_streams_may_be_used", |world| {
+    Gpus::new(2).with_threads("other_streams_may_be_used", |world| {
         let result = MultiGpu::new(world.library(), &[0, 1]).and_then(|mut gpus| {
             let contexts = gpus.communicators().iter().map(|comm| comm.context().clone());
             let streams = contexts.map(|context| context.stream()).collect::<Result<Vec<_>>>()?;

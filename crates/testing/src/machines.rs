@@ -189,8 +189,36 @@ impl Gpus {
         }
     }
 
-    /// Does the same as [`run`](Self::run), but calls `body` once, with the world, whose ranks are
-    /// threads.
+    /// Does the same as [`with_world`](Self::with_world), but only where ranks are threads.
+    ///
+    /// # Panics
+    ///
+    /// It panics as [`with_world`](Self::with_world).
+    pub fn with_threads(&self, name: &str, body: impl FnOnce(&World)) {
+        if !Self::are_real() || !World::is_launched() {
+            return self.with_world(name, body);
+        }
+        report(name, "skipped (ranks are processes)");
+    }
+
+    /// Calls `body` with the number of ranks, for a test that starts jobs of processes, which may
+    /// share a GPU.
+    ///
+    /// # Panics
+    ///
+    /// It panics as [`with_world`](Self::with_world).
+    pub fn with_jobs(&self, name: &str, body: impl FnOnce(usize)) {
+        let wanted = self.simulation.gpus();
+        let are_shared = std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|on| on == "1");
+        if Self::are_real() && are_shared && devcomm::visible_gpus().is_ok_and(|n| n < wanted) {
+            body(wanted);
+            return report(name, "ran");
+        }
+        self.with_threads(name, |world| body(world.n_ranks()));
+    }
+
+    /// Does the same as [`run`](Self::run), but calls `body` once in this process, with the world.
+    /// Its ranks are threads or, if a launcher started this test on GPUs, processes.
     ///
     /// # Panics
     ///
@@ -205,13 +233,11 @@ impl Gpus {
             Err(error) if Self::are_real() && error.is_hardware() => Some(error.to_string()),
             Err(error) => panic!("{error}"),
         };
-        let outcome = match skipped {
-            None if Self::are_real() => "ran".to_owned(),
-            None => return,
-            Some(reason) => format!("skipped ({reason})"),
-        };
-        // Written to standard output, as the test harness would capture `println!`.
-        let _ = writeln!(std::io::stdout(), "GPU-TEST {name}: {outcome}");
+        match skipped {
+            None if Self::are_real() => report(name, "ran"),
+            None => {}
+            Some(reason) => report(name, &format!("skipped ({reason})")),
+        }
     }
 
     /// Returns a world of these GPUs, or why none is suitable.
@@ -224,7 +250,11 @@ impl Gpus {
             let builder = builder.simulate(self.simulation.clone());
             return builder.threads(wanted).map(Ok);
         }
-        let world = builder.threads(wanted)?;
+        let world =
+            if World::is_launched() { builder.from_env()? } else { builder.threads(wanted)? };
+        if world.n_ranks() != wanted {
+            return Ok(Err(format!("a job of {wanted} processes runs it")));
+        }
         Ok(self.missing(&world)?.map_or(Ok(world), Err))
     }
 
@@ -267,4 +297,10 @@ impl Gpus {
         let is_one = self.several_teams && properties.n_lsa_teams < 2;
         Ok(is_one.then_some("one LSA team; NCCL_LSA_TEAM_SIZE=1 makes several"))
     }
+}
+
+/// Reports what became of a test on GPUs.
+fn report(name: &str, outcome: &str) {
+    // Written to standard output, as the test harness would capture `println!`.
+    let _ = writeln!(std::io::stdout(), "GPU-TEST {name}: {outcome}");
 }

@@ -33,7 +33,8 @@ pub enum DriverError {
     /// More ranks than GPUs.
     #[error(
         "{asked} GPUs were asked for, but only {visible} are visible on this machine; ask for \
-         fewer, or check CUDA_VISIBLE_DEVICES"
+         fewer, or check CUDA_VISIBLE_DEVICES; ranks that are processes can share a GPU, with \
+         NCCL_MULTI_RANK_GPU_ENABLE=1"
     )]
     TooFewGpus {
         /// GPUs asked for.

@@ -119,7 +119,8 @@ mod tests {
             (
                 DriverError::TooFewGpus { asked: 8, visible: 2 }.into(),
                 "8 GPUs were asked for, but only 2 are visible on this machine; ask for fewer, or \
-                 check CUDA_VISIBLE_DEVICES",
+                 check CUDA_VISIBLE_DEVICES; ranks that are processes can share a GPU, with \
+                 NCCL_MULTI_RANK_GPU_ENABLE=1",
             ),
             (
                 NcclError::Unusable { path: "/lib/x.so".into(), reason: "it is empty".into() }

@@ -219,6 +219,11 @@ impl World {
     /// waits for them. In each of them [`is_launched`](Self::is_launched) is true and
     /// [`from_env`](Self::from_env) makes it one rank. See [`LocalJob`].
     ///
+    /// With `NCCL_MULTI_RANK_GPU_ENABLE=1` there may be more ranks than GPUs: rank `i` uses GPU `i`
+    /// modulo their number. Their kernels run at the same time only under CUDA's Multi-Process
+    /// Service (MPS), where each process gets its part of the multiprocessors unless
+    /// `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` is set; without MPS they take turns of about 2 ms.
+    ///
     /// # Errors
     ///
     /// Before anything is started, [`DriverError::TooFewGpus`],
@@ -230,10 +235,18 @@ impl World {
     }
 
     fn start_processes(n: usize) -> Result<()> {
-        require_gpus(&Machine::Gpus, n)?;
+        let sharing = match gpus_of(&Machine::Gpus)? {
+            visible if gpus_are_shared() => n.div_ceil(visible),
+            _ => require_gpus(&Machine::Gpus, n).map(|_| 1)?,
+        };
         // Otherwise every rank would fail with the same error.
         Library::open_on(&Machine::Gpus, None, DEV_COMM_VERSION)?;
-        LocalJob::new(n)?.run()
+        let mut job = LocalJob::new(n)?;
+        if sharing > 1 && std::env::var_os(MPS_SHARE).is_none() {
+            // CUDA then also reports this part of the multiprocessors, by which plans are chosen.
+            job = job.env(MPS_SHARE, (100 / sharing).max(1).to_string());
+        }
+        job.run()
     }
 
     /// Returns the number of ranks.
@@ -411,12 +424,24 @@ fn require_gpus(machine: &Machine, asked: usize) -> Result<usize> {
     if asked > visible { Err(DriverError::TooFewGpus { asked, visible }.into()) } else { Ok(asked) }
 }
 
-/// Returns the GPU of a rank: that of its local rank, or the only visible one if the launcher shows
-/// each process a single GPU.
+/// NCCL's variable that lets ranks share a GPU.
+const MULTI_RANK: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
+/// The part of a GPU's multiprocessors that a process may use under CUDA's Multi-Process Service,
+/// in percent.
+const MPS_SHARE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
+
+fn gpus_are_shared() -> bool {
+    let value = std::env::var(MULTI_RANK).unwrap_or_default();
+    value.trim().parse::<i64>().is_ok_and(|value| value != 0)
+}
+
+/// Returns the GPU of a rank that is a process: that of its local rank, or the only visible one if
+/// the launcher shows each process a single GPU. Where ranks share GPUs, they take turns.
 fn device_of(local_rank: usize, visible: usize) -> Result<usize> {
     match (local_rank < visible, visible) {
         (true, _) => Ok(local_rank),
         (false, 1) => Ok(0),
+        (false, _) if gpus_are_shared() => Ok(local_rank % visible),
         (false, _) => Err(DriverError::TooFewGpus { asked: local_rank + 1, visible }.into()),
     }
 }

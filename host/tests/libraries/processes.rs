@@ -15,6 +15,8 @@ tests! {
     a_launched_process_is_one_rank_and_works_on_its_own_gpu_alone
         in ["WORLD_SIZE" = "1", "RANK" = "0"],
     a_program_starts_its_own_ranks in ["STUB_GPUS" = "2"],
+    more_processes_than_gpus_share_them_where_nccl_allows_it
+        in ["STUB_GPUS" = "2", "NCCL_MULTI_RANK_GPU_ENABLE" = "1"],
     a_process_that_dies_ends_the_job_although_another_waits_for_a_kernel
         in ["STUB_HANG" = "1", "STUB_GPUS" = "2"],
     a_process_goes_on_after_another_has_died in ["STUB_GPUS" = "2"],
@@ -100,6 +102,21 @@ fn a_program_starts_its_own_ranks() {
     World::spawn_local(2).unwrap();
     assert_succeeded(&log_of(0));
     assert_succeeded(&log_of(1));
+}
+
+fn more_processes_than_gpus_share_them_where_nccl_allows_it() {
+    if World::is_launched() {
+        let ran = World::from_env().unwrap().run(|rank| {
+            assert_eq!(rank.device(), rank.rank() % 2);
+            start(rank)?.synchronize()?;
+            rank.barrier()
+        });
+        assert_eq!(ran.unwrap(), [()]);
+        assert_eq!(std::env::var("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE").unwrap(), "50");
+        return;
+    }
+    World::spawn_local(3).unwrap();
+    assert_eq!([log_of(0), log_of(1)].map(|log| log.len()), [4, 2]);
 }
 
 fn a_call_that_does_not_return_is_an_error_after_the_deadline() {
