@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use devcomm::{
-    CollectivesOptions, Communicator, Element, Event, Graph, Kernels, LaunchConfig, Rank, Stream,
-    SymmetricBuffer,
+    CollectivesOptions, Communicator, DeviceBuffer, Element, Event, Graph, Kernels, LaunchConfig,
+    Rank, Stream, SymmetricBuffer,
 };
 use devcomm_bench_kernels::plain;
 use fastrand::Rng;
@@ -37,6 +37,8 @@ pub struct Harness<'a> {
     events: (Event, Event),
     /// The kernel of --between, and its memory: an element for each thread.
     between: Option<(Kernels, SymmetricBuffer<u32>)>,
+    /// The memory of --placement.
+    _placement: Option<DeviceBuffer<u8>>,
 }
 
 /// A configuration of NCCL, with its communicator.
@@ -80,6 +82,8 @@ impl<'a> Harness<'a> {
             true => Sensors::open(&gpu::pci_bus_id(rank.context())?),
             false => None,
         };
+        let pages = (run.placement > 0).then_some(run.placement << 21);
+        let _placement = pages.map(|bytes| rank.context().alloc(bytes)).transpose()?;
         let comm = rank.communicator()?;
         let between = || -> Result<_> {
             let len = if rank.is_simulated() { 64 } else { BETWEEN.0 * BETWEEN.1 };
@@ -95,6 +99,7 @@ impl<'a> Harness<'a> {
             limit: options.limit(),
             events: (rank.context().event()?, rank.context().event()?),
             between: run.between.then(between).transpose()?,
+            _placement,
         })
     }
 
