@@ -104,9 +104,9 @@ enum Bench {
 enum Tunable {
     /// Plans of matrix products, for the tables that devcomm::Gemm reads
     ///
-    /// All plans of a shape are timed in a third of --rounds, and then the fastest three in twice
-    /// --rounds. Among plans within 0.3 % the model's choice is kept. Each shape is
-    /// written to the table as soon as it is done.
+    /// The plans that the model puts first (--plans) are timed in a third of --rounds, and then the
+    /// fastest three in twice --rounds, if they are within 5 %. Among plans within 0.3 % the
+    /// model's choice is kept. Each shape is written to the table as soon as it is done.
     Gemm(cases::Tune),
     /// Plans of all-reduces (sum), for the tables that devcomm::Collectives reads
     AllReduce(cases::TuneCollective),

@@ -355,7 +355,12 @@ pub fn without_flags<'a>(words: impl IntoIterator<Item = &'a str>, flags: &str) 
     let mut is_kept = true;
     let keeps = |word: &&str| {
         if word.starts_with('-') {
-            is_kept = !flags.split(' ').any(|flag| Some(flag) == word.split('=').next());
+            // A value may follow a short flag without a space: `-n20`.
+            let is = |flag: &str| match flag.starts_with("--") {
+                true => Some(flag) == word.split('=').next(),
+                false => word.starts_with(flag),
+            };
+            is_kept = !flags.split(' ').any(is);
         }
         is_kept
     };

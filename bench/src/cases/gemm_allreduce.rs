@@ -105,7 +105,7 @@ impl Fusion for GemmAllReduce {
     ) -> Result<Operation> {
         let wire = asked.map_or(Wire::Bf16, |asked| asked.wire);
         let operation = GemmOptions::new().wire(wire).build(comm, stream, m, n)?;
-        // SAFETY: B is written before the first launch, and not while launches run.
+        // SAFETY: `Matrices::fill`, which writes B, ends with a wait for the launches.
         Ok(unsafe { operation.with_constant_b() })
     }
 
@@ -116,10 +116,12 @@ impl Fusion for GemmAllReduce {
         shape: [usize; 3],
     ) -> Result<Result<(), String>> {
         let Some(asked) = asked.plan else { return Ok(Ok(())) };
-        if let fusion::Requested::Plan(plan) = asked
-            && let Err(why) = operation.set_plan(Some(plan))
-        {
-            return Ok(Err(why.to_string()));
+        if let fusion::Requested::Plan(plan) = asked {
+            match operation.set_plan(Some(plan)) {
+                Ok(()) => {}
+                Err(why @ devcomm::Error::InvalidInput { .. }) => return Ok(Err(why.to_string())),
+                Err(error) => return Err(error.into()),
+            }
         }
         // A plan is set above, and a measured one by `measure`.
         asked.set(|| operation.measure(a, b, c, shape), |_| operation.explain(shape))

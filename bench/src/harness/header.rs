@@ -1,13 +1,14 @@
 //! The header: the system under test, printed before the table, and part of the JSON.
 
 use std::collections::HashSet;
+use std::ffi::OsString;
 use std::fmt;
 use std::path::Path;
 use std::process::Command;
 use std::time::SystemTime;
 
 use anyhow::Result;
-use devcomm::{Properties, Rank, World};
+use devcomm::{Properties, Rank, World, visible_gpus};
 use serde::{Deserialize, Serialize};
 
 use crate::base::options::without_flags;
@@ -152,7 +153,7 @@ impl SystemInfo {
             hosts: hosts.len(),
             threads: !World::is_launched(),
             nccl: versions.build.unwrap_or_else(|| versions.version.to_string()),
-            environment: environment(std::env::vars()),
+            environment: environment(std::env::vars_os()),
             nvls: nvls(properties.multimem),
             gin: properties.gin_types.to_string(),
             rma_plugin: rma_plugin(),
@@ -216,9 +217,10 @@ impl GpuState {
     }
 }
 
-/// Returns nvidia-smi's indices of the GPUs of this host's ranks; nvidia-smi ignores
-/// `CUDA_VISIBLE_DEVICES`.
+/// Returns nvidia-smi's indices of the GPUs of this host's ranks, which may share them; nvidia-smi
+/// ignores `CUDA_VISIBLE_DEVICES`.
 fn ordinals(ranks: usize) -> Vec<String> {
+    let ranks = visible_gpus().map_or(ranks, |visible| ranks.min(visible));
     match std::env::var("CUDA_VISIBLE_DEVICES").ok().filter(|list| !list.is_empty()) {
         Some(list) => list.split(',').take(ranks).map(|id| id.trim().to_owned()).collect(),
         None => (0..ranks).map(|ordinal| ordinal.to_string()).collect(),
@@ -234,8 +236,11 @@ fn nvls(multimem: bool) -> String {
     }
 }
 
-fn environment(variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
-    let nccl = variables.filter(|(name, _)| name.starts_with("NCCL_"));
+fn environment(variables: impl Iterator<Item = (OsString, OsString)>) -> Vec<String> {
+    // NCCL's own are text.
+    let text = variables.filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
+    let text = text.filter_map(|(name, value)| Some((name, value.into_string().ok()?)));
+    let nccl = text.filter(|(name, _)| name.starts_with("NCCL_"));
     let short = |value: String| value.rsplit('/').next().unwrap_or_default().to_owned();
     let mut found: Vec<_> = nccl.map(|(name, value)| format!("{name}={}", short(value))).collect();
     found.sort();
@@ -284,6 +289,7 @@ mod tests {
         assert_eq!(value(["-w", "--warmup_iters"]), None);
         assert!(header.in_graphs() && header.has("--host") && !header.has("-c"));
         assert_eq!(header.flags("-G --rounds"), "-n20 -b 1K --host");
+        assert_eq!(header.flags("-n --rounds"), "-G 1 -b 1K --host");
     }
 
     #[test]
@@ -298,7 +304,7 @@ mod tests {
             nccl: "2.32.3+cuda13.4".to_owned(),
             environment: environment(
                 [("NCCL_RMA_PLUGIN", "/lib/librma.so"), ("HOME", "/"), ("NCCL_ALGO", "Ring")]
-                    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                    .map(|(name, value)| (name.into(), value.into()))
                     .into_iter(),
             ),
             nvls: nvls(false),

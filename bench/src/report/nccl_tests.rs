@@ -63,6 +63,7 @@ fn type_name(dtype: &str) -> &str {
         "f32" => "float",
         "f16" => "half",
         "bf16" => "bfloat16",
+        "i32" => "int32",
         other => other,
     }
 }

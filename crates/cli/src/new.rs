@@ -34,11 +34,11 @@ impl New {
     pub fn run(&self) -> Result<u8> {
         let patch = self.crates.as_deref().map(patch).transpose()?;
         create(&self.folder, self.name.as_deref(), self.fused)?;
-        if let Some(patch) = patch {
-            let manifest = self.folder.join("Cargo.toml");
-            let text = fs::read_to_string(&manifest).map(|text| text + &patch);
-            text.and_then(|text| fs::write(&manifest, text))
-                .with_context(|| format!("cannot write {}", manifest.display()))?;
+        if let (Some(patch), Some(checkout)) = (patch, &self.crates) {
+            let own = checkout.join("crates/cli");
+            let install = format!("cargo install --path {}", own.display());
+            self.edit("Cargo.toml", |text| text + &patch)?;
+            self.edit("README.md", |text| text.replace(INSTALL, &install))?;
         }
         println!(
             "{} has a project:\n  cd {}\n  cargo test\n  DEVCOMM_SIMULATE=2 cargo run\nIts \
@@ -48,7 +48,17 @@ impl New {
         );
         Ok(0)
     }
+
+    /// Changes a file of the new project.
+    fn edit(&self, file: &str, change: impl FnOnce(String) -> String) -> Result<()> {
+        let path = self.folder.join(file);
+        let written = fs::read_to_string(&path).and_then(|text| fs::write(&path, change(text)));
+        written.with_context(|| format!("cannot write {}", path.display()))
+    }
 }
+
+/// How the template's README installs this command, from the registry.
+const INSTALL: &str = "cargo install devcomm-cli";
 
 /// The template: each file's path and text.
 const TEMPLATE: [(&str, &str); 12] = [
@@ -240,6 +250,18 @@ mod tests {
         for (path, _, more) in WITH_FUSED {
             assert!(text(path).contains(more), "{path}");
         }
+    }
+
+    #[test]
+    fn a_project_of_a_checkout_installs_the_command_from_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let project = folder.path().join("sums");
+        let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let crates = Some(checkout.clone());
+        New { folder: project.clone(), name: None, fused: false, crates }.run().unwrap();
+        let readme = fs::read_to_string(project.join("README.md")).unwrap();
+        let command = format!("cargo install --path {}", checkout.join("crates/cli").display());
+        assert!(readme.contains(&command) && !readme.contains(INSTALL), "{readme}");
     }
 
     #[test]

@@ -150,7 +150,7 @@ fn gin_support_in(env: &Env, root: &Path, gpus: Option<GinGpus>) -> GinSupport {
             .filter(|v| !v.is_empty())
     };
     let zero = |name: &str| text(name).filter(|v| v == "0").map(|_| format!("{name}=0"));
-    let disabling = ["NCCL_GIN_ENABLE", "NCCL_CROSS_NIC", "NCCL_CUMEM_ENABLE", "NCCL_WIN_ENABLE"];
+    let disabling = ["NCCL_GIN_ENABLE", "NCCL_CUMEM_ENABLE", "NCCL_WIN_ENABLE"];
     let module = |name: &&str| root.join("sys/module").join(name).is_dir();
     GinSupport {
         rdma_devices: rdma_devices(&root.join("sys/class/infiniband")),

@@ -122,7 +122,7 @@ fn a_reason_that_disables_all_of_gin_is_named() {
     let card = &["sys/class/infiniband/mlx5_0"];
     for (variables, gpus, text) in [
         (&[("NCCL_GIN_ENABLE", "0")] as &'static [_], Some(GPUS), "NCCL_GIN_ENABLE=0"),
-        (&[("NCCL_CROSS_NIC", "0")], Some(GPUS), "NCCL_CROSS_NIC=0"),
+        (&[("NCCL_WIN_ENABLE", "0")], Some(GPUS), "NCCL_WIN_ENABLE=0"),
         (&[], Some(GinGpus { rdma_with_vmm: false, ..GPUS }), "WITH_CUDA_VMM_SUPPORTED"),
         (&[], None, "no GPU"),
     ] {

@@ -53,10 +53,11 @@ impl Coop {
         init!(Kind::Lanes(u32::MAX), ncclCoopAnyInitWarp())
     }
 
-    /// Returns the lanes of the calling thread's warp whose bits are set in `lane_mask`. NCCL:
-    /// `ncclCoopAnyInitLanes`.
+    /// Returns the lanes of the calling thread's warp whose bits are set in `lane_mask`, one of
+    /// which is the thread's own. NCCL: `ncclCoopAnyInitLanes`.
     #[doc(alias = "ncclCoopAnyInitLanes")]
     pub fn lanes(lane_mask: u32) -> Self {
+        debug_assert!(lane_mask >> warp::lane_id() & 1 == 1, "the thread is not in the coop");
         init!(Kind::Lanes(lane_mask), ncclCoopAnyInitLanes(lane_mask))
     }
 

@@ -77,7 +77,8 @@ pub(crate) fn seconds(
     zero: &str,
 ) -> Result<Option<Duration>> {
     let Some(value) = text(var, variable)? else { return Ok(None) };
-    let is_valid = |seconds: &f64| *seconds > 0.0 || (*seconds == 0.0 && zero == "or 0");
+    // Less than a nanosecond would count as 0, which means that there is no limit.
+    let is_valid = |seconds: &f64| *seconds >= 1e-9 || (*seconds == 0.0 && zero == "or 0");
     let parsed = value.trim().parse::<f64>().ok().filter(is_valid);
     // At most a year, so that deadlines do not overflow.
     match parsed.map(|seconds| Duration::try_from_secs_f64(seconds.min(3.2e7))) {

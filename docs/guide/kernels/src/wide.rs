@@ -50,7 +50,7 @@ cuda_std::arena! {
 /// # Safety
 ///
 /// The maps are those of `m x k`, `n x k` and `m x n` elements; the other arguments are as
-/// [`PeerTiles::new`] needs them. No other kernel writes A or B.
+/// [`PeerTiles::new`] needs them. While it runs, no other kernel writes A or B or accesses C.
 #[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, N = [2, 4, 8])]
 pub unsafe fn product_all_reduce_wide<const N: usize>(
     comm: DevComm,

@@ -1,6 +1,7 @@
 //! NCCL's configuration structs, together with the memory that their pointers point to.
 //!
-//! That memory is on the heap, in vectors, so that moving a configuration does not move it.
+//! That memory is in vectors: a vector that moves keeps its elements and pointers to them, where a
+//! moved box would invalidate them.
 
 use std::ffi::{CString, c_int};
 use std::ptr::{from_mut, null, null_mut};
