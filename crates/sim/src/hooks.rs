@@ -121,7 +121,7 @@ impl Thread {
     ) -> usize {
         let (gpus, at) = (self.gpus(), self.state.line_of(at));
         if self.mutate(&mut address, bytes, &mut access, at) {
-            return self.removed(access);
+            return self.removed(bytes, access, at);
         }
         gpus.accesses.set(gpus.accesses.get() + 1);
         let is_global = self.check_bounds(address, bytes, access, at);
@@ -161,14 +161,18 @@ impl Thread {
 
     /// Returns the address for an access that a mutation removes.
     #[cold]
-    fn removed(&self, access: Access) -> usize {
+    fn removed(&self, bytes: usize, access: Access, at: Site) -> usize {
+        let address = self.scratch.as_ptr().expose_provenance();
+        // A thread that polls by atomic loads has yielded in `spin`.
+        if !matches!(access, Access::AtomicRead(..) | Access::BarrierTest) {
+            self.end_slice((address, bytes), access, at);
+        }
         // An `mbarrier`'s word has the arrivals of a phase in bits 0 to 19 and the pending ones in
         // bits 20 to 39 (`arch_host::bulk`): both are the maximum here, so that no arrival ends a
         // phase.
         let changed = matches!(access, Access::BarrierChange);
         self.scratch.set(if changed { (1 << 40) - 1 } else { 0 });
-        self.suspend(Wait::Ready);
-        self.scratch.as_ptr().expose_provenance()
+        address
     }
 
     /// Fails the thread if the access races; returns the address to access.
@@ -324,7 +328,7 @@ impl Thread {
     ) -> MulticastParts {
         let (gpus, at) = (self.gpus(), self.state.line_of(at));
         if self.mutate(&mut address, bytes, &mut access, at) {
-            let first = std::ptr::with_exposed_provenance_mut(self.removed(access));
+            let first = std::ptr::with_exposed_provenance_mut(self.removed(bytes, access, at));
             return MulticastParts { first, stride: 0, n: 1 };
         }
         gpus.accesses.set(gpus.accesses.get() + 1);

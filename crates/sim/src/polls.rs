@@ -71,7 +71,7 @@ impl Thread {
     /// its next accesses end slices too. After [`POLLS`] loads of the same few addresses, during
     /// which nothing has changed, it counts as polling.
     #[cold]
-    fn end_slice(&self, (address, bytes): (usize, usize), access: Access, at: Site) {
+    pub(crate) fn end_slice(&self, (address, bytes): (usize, usize), access: Access, at: Site) {
         let gpus = self.gpus();
         let repeated = (access == Access::Read).then(|| self.repeated.get());
         let repeated = repeated.and_then(|loads| loads.with_load(address, gpus.changes.get()));

@@ -20,7 +20,7 @@ use crate::thread::{Thread, Wait};
 /// What a wait is for, its deadline, and its location.
 #[derive(Clone, Copy)]
 pub(crate) struct NamedWait {
-    /// Its peer is a world rank.
+    /// What it is for, with the peer's world rank.
     pub(crate) what: WaitFor,
     /// The deadline in nanoseconds of the virtual clock, for a wait with a timeout.
     pub(crate) deadline: Option<u64>,

@@ -43,8 +43,8 @@ pub(super) struct Release {
 #[derive(Default)]
 pub(super) struct AtomicWord {
     pub(super) releases: Vec<Release>,
-    /// Those of the last thread that has released by the word, which are also in `releases`, joined
-    /// with those of other threads: its later stores belong to the pattern of its own ones only.
+    /// The releases by the last thread that has released by the word. `releases` has them too, but
+    /// joined with those of other threads, and a later store of the thread passes on its own ones.
     own: Vec<Release>,
     /// The network's reads that a counter has counted. A thread that reads the counter, with any
     /// order, knows them, since it overwrites their sources only after it has waited.
