@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cuda_std::atomic::{Atomic, Order, Scope};
 use cuda_std::prelude::*;
-use devcomm::sim::{Error, Limit, Waiting};
+use devcomm::sim::{Change, Error, Limit, Mutation, Waiting};
 use devcomm::{Kernel, Simulation, SymmetricBuffer};
 use devcomm_testing::simulated::{failure, simulate};
 use devcomm_types::LaunchArgs;
@@ -70,6 +70,20 @@ fn a_thread_that_polls_by_plain_loads_is_found_at_once() {
         let polled = polling.polled.as_deref().unwrap();
         assert!(polled.starts_with("element 0 of `flag` (buffer ") && polled.ends_with(" is 0"));
     }
+}
+
+#[test]
+fn a_poll_whose_load_is_removed_is_a_livelock_too() {
+    let without = |load: &str| {
+        let line =
+            1 + include_str!("endless.rs").lines().position(|line| line.contains(load)).unwrap();
+        let removed = Mutation::new("endless.rs", line as u32, Change::Remove);
+        Simulation::new(1).step_limit(1 << 22).mutation(removed)
+    };
+    let error = failure_with_word::<polls>(without("while flag.load("), 4);
+    assert!(matches!(*error, Error::Livelock(_)), "{error}");
+    let error = failure_with_word::<polls_by_plain_loads>(without("while mem::load("), 4);
+    assert!(matches!(*error, Error::Livelock(_)), "{error}");
 }
 
 #[kernel]

@@ -7,9 +7,12 @@ use std::time::{Duration, Instant};
 
 use cuda_std::atomic::{Order, Scope};
 use cuda_std::prelude::*;
+use devcomm::DevCommRequirements;
 use devcomm_sim::{Machine, Simulation};
 use devcomm_sys::driver::{CUevent, CUgraph, CUgraphExec, CUresult, CUstream};
+use devcomm_testing::simulated::simulate;
 use devcomm_types::Kernel;
+use nccl_device::{Coop, DevComm};
 
 use crate::nccl_threads::{OK, cuda, retain, run_ranks};
 
@@ -216,4 +219,36 @@ fn a_kernel_that_polls_what_a_sleeping_host_thread_will_write_is_not_livelocked(
         ends.0.lock().unwrap().send(word as usize).unwrap();
         thread.synchronize(stream);
     });
+}
+
+/// Waits until the word at this address is set.
+#[kernel]
+unsafe fn waits_for_the_host(comm: DevComm, word: u64) {
+    // SAFETY: the launch passes a word that the host sets.
+    let is_set =
+        || unsafe { mem::load_ordered(word as *const u32, Order::Acquire, Scope::Sys) } != 0;
+    comm.wait_until(Coop::cta(), is_set);
+}
+
+#[test]
+fn a_wait_for_what_a_host_thread_has_written_ends_although_the_thread_waits_too() {
+    for simulation in [Simulation::new(2), Simulation::new(2).pct(2)] {
+        let (sender, receiver) = channel();
+        let ends = (Mutex::new(sender), Mutex::new(receiver));
+        simulate(simulation, |gpu| {
+            let comm = gpu.dev_comm(DevCommRequirements::new())?;
+            if gpu.rank() == 1 {
+                let word: usize = ends.1.lock().unwrap().recv().unwrap();
+                // Meanwhile all that the simulator runs waits for this thread.
+                std::thread::sleep(Duration::from_millis(300));
+                // SAFETY: pinned memory of four bytes, which the kernel only reads.
+                unsafe { (word as *mut u32).write_volatile(1) };
+                return gpu.barrier();
+            }
+            let mut word = gpu.context().pinned::<u32>(1)?;
+            let address = word.as_mut_slice()?.as_mut_ptr() as u64;
+            ends.0.lock().unwrap().send(address as usize).unwrap();
+            gpu.launch(waits_for_the_host::args(&comm, address).grid(1).block(64))
+        });
+    }
 }

@@ -36,6 +36,7 @@ mod pointers;
 mod races;
 mod reduce_copy;
 mod schedules;
+mod scope_races;
 mod stream_races;
 mod teams;
 mod tensor;

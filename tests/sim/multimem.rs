@@ -6,11 +6,11 @@ use devcomm_types::Kernel;
 
 use crate::common::*;
 use cuda_std::arch::{Access, CTX, MulticastParts};
-use cuda_std::atomic::{Order, Scope};
+use cuda_std::atomic::{Atomic, Order, Scope};
 use cuda_std::multimem;
 use cuda_std::prelude::*;
 use cuda_std::reduce::Sum;
-use devcomm::sim::{Error, Waiting};
+use devcomm::sim::{Change, Error, Mutation, Waiting};
 use devcomm::{DevCommRequirements, ResourceBuffer, Simulation, TeamMultimem};
 use devcomm_testing::simulated::{Gpu, failure, read, run, simulate, world};
 use nccl_device::raw::{self, LsaBarrierSession, MultimemHandle, Team};
@@ -251,11 +251,96 @@ unsafe fn polls_all(comm: DevComm, out: Window<u32>) {
 
 #[test]
 fn a_poll_by_a_reducing_load_is_no_progress() {
-    let error = failure(Simulation::new(2), |gpu| {
-        let comm = gpu.dev_comm(requirements())?;
-        gpu.launch(polls_all::args(&comm, &gpu.window(&[0_u32])?).grid(1).block(1))
-    });
-    assert!(error.to_string().starts_with("livelock in polls_all"), "{error}");
+    // Five copies are more addresses than a polling thread may access in turn.
+    let simulations = [Simulation::new(2), Simulation::new(2).preempt(true), Simulation::new(5)];
+    for simulation in simulations {
+        let error = failure(simulation.step_limit(1 << 22), |gpu| {
+            let comm = gpu.dev_comm(requirements())?;
+            gpu.launch(polls_all::args(&comm, &gpu.window(&[0_u32])?).grid(1).block(1))
+        });
+        assert!(error.to_string().starts_with("livelock in polls_all"), "{error}");
+    }
+}
+
+/// Rank 0 stores 7 to the first word of all copies, and returns the sum of their second words.
+#[kernel]
+unsafe fn stores_and_sums(comm: DevComm, words: Window<u32>, sum: *mut u32) {
+    if comm.rank() == 0 {
+        // SAFETY: the window has three words and the buffer has one; the team has multicast.
+        unsafe {
+            let all = words.multimem(&comm);
+            multimem::store(all, 7); // changed
+            let of_all = multimem::load_reduce(Sum, all.wrapping_add(1)); // changed too
+            mem::store(sum, of_all);
+        }
+    }
+}
+
+#[test]
+fn a_mutation_changes_what_multimem_instructions_access() {
+    let run = |text: &str, change: Option<Change>| {
+        let mut lines = include_str!("multimem.rs").lines();
+        let line = 1 + lines.position(|line| line.ends_with(text)).unwrap() as u32;
+        let simulation = Simulation::new(2);
+        let simulation = match change {
+            Some(change) => simulation.mutation(Mutation::new("multimem.rs", line, change)),
+            None => simulation,
+        };
+        let out = simulate(simulation, |gpu| {
+            let (words, sum) = (gpu.window(&[0_u32, 4, 5])?, gpu.buffer(&[0_u32])?);
+            let comm = gpu.dev_comm(requirements())?;
+            gpu.launch(stores_and_sums::args(&comm, &words, &sum).grid(1).block(1))?;
+            Ok((read(&words)?, read(&sum)?[0]))
+        });
+        assert_eq!(out[0].0, out[1].0);
+        (out[0].0.clone(), out[0].1)
+    };
+    assert_eq!(run("// changed", None), (vec![7, 4, 5], 8));
+    assert_eq!(run("// changed", Some(Change::Remove)), (vec![0, 4, 5], 8));
+    assert_eq!(run("// changed", Some(Change::Shift(2))), (vec![0, 4, 7], 8));
+    assert_eq!(run("// changed too", Some(Change::Remove)), (vec![7, 4, 5], 0));
+    assert_eq!(run("// changed too", Some(Change::Shift(1))), (vec![7, 4, 5], 10));
+}
+
+/// Two blocks of rank 0 store different numbers to a flag, one of them after data, in all copies.
+/// When both are done, a third one loads the data if the flag has that one's number.
+#[kernel]
+unsafe fn stores_beside_another(comm: DevComm, words: Window<u32>) {
+    if comm.rank() > 0 {
+        return;
+    }
+    // SAFETY: the window has three words; the team has multicast.
+    unsafe {
+        let [data, flag, done] = [0, 1, 2].map(|at| words.local().as_ptr().wrapping_add(at));
+        let [flag, done] = [flag, done].map(|word| Atomic::from_ptr(word));
+        match thread::block_idx_x() {
+            0 => {
+                mem::store(data, 7);
+                let all = words.multimem(&comm).wrapping_add(1);
+                multimem::store_ordered(all, 1, Order::Release, Scope::Sys);
+            }
+            1 => flag.store(2, Order::Relaxed, Scope::Sys),
+            _ => {
+                while done.load(Order::Relaxed, Scope::Sys) < 2 {}
+                if flag.load(Order::Acquire, Scope::Sys) == 1 {
+                    assert_eq!(mem::load(data), 7);
+                }
+                return;
+            }
+        }
+        done.fetch_add(1, Order::Relaxed, Scope::Sys);
+    }
+}
+
+#[test]
+fn no_other_thread_runs_during_a_multimem_store() {
+    for seed in 0..32 {
+        simulate(Simulation::new(2).seed(seed).preempt(true), |gpu| {
+            let words = gpu.window(&[0_u32; 3])?;
+            let comm = gpu.dev_comm(requirements())?;
+            gpu.launch(stores_beside_another::args(&comm, &words).grid(3).block(1))
+        });
+    }
 }
 
 /// Rank 0 passes a number on by a flag in all copies, which rank 1 loads from all copies.

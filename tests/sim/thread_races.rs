@@ -130,15 +130,20 @@ fn copies_that_end_at_one_mbarrier_do_not_order_each_other() {
     });
 }
 
-/// A thread copies 32 times into shared memory before it waits. Forms: each copy has a place of its
-/// own; those that are 16 apart have the same one.
+/// A thread copies 264 times into shared memory before it waits. Forms: each copy has a place of
+/// its own; those that are 16 apart have the same one; one has that of the copy 9 before it.
 #[kernel]
 unsafe fn copies_into_a_ring(source: *const u32, form: u32) {
-    let (ring, places) = (aligned_shared().cast::<u32>(), [32, 16][form as usize]);
-    // SAFETY: one thread, with shared memory for 32 places; the race is what the test is for.
+    let ring = aligned_shared().cast::<u32>();
+    // SAFETY: one thread, with shared memory for 264 places; the race is what the test is for.
     unsafe {
-        for i in 0..32 {
-            async_copy::copy_16(ring.add(4 * (i % places)), source, true);
+        for i in 0..264 {
+            let place = match form {
+                1 => i % 16,
+                2 if i == 259 => i - 9,
+                _ => i,
+            };
+            async_copy::copy_16(ring.add(4 * place), source, true);
         }
         async_copy::commit_group();
         async_copy::wait_groups::<0>();
@@ -147,10 +152,10 @@ unsafe fn copies_into_a_ring(source: *const u32, form: u32) {
 
 #[test]
 fn copies_that_are_any_number_apart_are_told_apart() {
-    check(&Simulation::new(1), 2, |gpu, form| {
+    check(&Simulation::new(1), 3, |gpu, form| {
         let source = gpu.buffer(&[7_u32; 4])?;
         let launch = copies_into_a_ring::args(&source, form);
-        gpu.launch(launch.grid(1).block(1).dynamic_shared(2048))
+        gpu.launch(launch.grid(1).block(1).dynamic_shared(8192))
     });
 }
 

@@ -115,9 +115,14 @@ macro_rules! nccl_functions {
                 /// kernel's line `at`.
                 pub begin: fn(at: &'static Location<'static>),
                 /// Called after each poll that found the awaited value missing: lets other threads
-                /// run. Returns true once `deadline`, in nanoseconds of the clock, has passed.
-                pub poll:
-                    fn(&WaitFor, deadline: Option<u64>, at: &'static Location<'static>) -> bool,
+                /// run. The peer is a rank of the device communicator. Returns true once
+                /// `deadline`, in nanoseconds of the clock, has passed.
+                pub poll: fn(
+                    &DevComm,
+                    &WaitFor,
+                    deadline: Option<u64>,
+                    at: &'static Location<'static>,
+                ) -> bool,
                 /// Called when the running thread's wait has ended.
                 pub end: fn(),
             }

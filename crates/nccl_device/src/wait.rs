@@ -229,7 +229,7 @@ pub(crate) fn poll_by<const EXITS: bool>(
             }
             return Outcome::Aborted;
         }
-        if timeout.is_over(deadline, &what) {
+        if timeout.is_over(comm, deadline, &what) {
             return Outcome::TimedOut;
         }
     }
@@ -260,7 +260,7 @@ pub(crate) fn poll_slices(
             record_wait(comm, what);
             return Outcome::Aborted;
         }
-        if timeout.is_over(deadline, &what) {
+        if timeout.is_over(comm, deadline, &what) {
             return Outcome::TimedOut;
         }
         slice = (2 * slice).min(longest);
@@ -289,7 +289,7 @@ impl TimeoutCheck {
         Self
     }
 
-    fn is_over(&mut self, deadline: Deadline, _what: &impl Fn() -> WaitFor) -> bool {
+    fn is_over(&mut self, _: &DevComm, deadline: Deadline, _: &impl Fn() -> WaitFor) -> bool {
         deadline.has_passed()
     }
 }
@@ -308,9 +308,9 @@ impl TimeoutCheck {
     }
 
     #[track_caller]
-    fn is_over(&mut self, deadline: Deadline, what: &impl Fn() -> WaitFor) -> bool {
+    fn is_over(&mut self, comm: &DevComm, deadline: Deadline, what: &impl Fn() -> WaitFor) -> bool {
         let at = std::panic::Location::caller();
-        (crate::raw::host::waits().poll)(&what(), deadline.nanos(), at)
+        (crate::raw::host::waits().poll)(comm.as_raw(), &what(), deadline.nanos(), at)
     }
 }
 

@@ -78,34 +78,24 @@ fn shared_static(ctx: *const ThreadCtx, key: usize, size: usize, at: Site) -> *m
 }
 
 impl Thread {
-    /// Checks the access that the thread makes next: fails the thread if it may not access the
-    /// memory, and may yield. Returns the address to access.
+    /// Applies a mutation of the line `at` to an access; returns whether it removes the access.
     #[inline(always)]
-    pub(crate) fn access(&self, address: usize, bytes: usize, access: Access, at: Site) -> usize {
-        self.access_by(address, bytes, access, at, &|n| self.gpus().chosen(n))
+    fn mutate(&self, address: &mut usize, bytes: usize, access: &mut Access, at: Site) -> bool {
+        match self.gpus().change_at(at) {
+            None => {}
+            Some(Change::Remove) => return true,
+            Some(Change::Shift(by)) => {
+                *address = address.wrapping_add_signed(by * bytes as isize);
+            }
+            Some(change) => *access = change.access(*access),
+        }
+        false
     }
 
-    /// Does the same as [`access`](Self::access), where `choose` selects the old value that an
-    /// atomic load sees: 0 is the newest one.
+    /// Fails the thread if it may not access the memory; returns whether it is global memory.
     #[inline(always)]
-    fn access_by(
-        &self,
-        mut address: usize,
-        bytes: usize,
-        mut access: Access,
-        at: Site,
-        choose: &dyn Fn(usize) -> usize,
-    ) -> usize {
-        let (gpus, at) = (self.gpus(), self.state.line_of(at));
-        match gpus.change_at(at) {
-            None => {}
-            Some(Change::Remove) => return self.removed(access),
-            Some(Change::Shift(by)) => address = address.wrapping_add_signed(by * bytes as isize),
-            Some(change) => access = change.access(access),
-        }
-        let accesses = gpus.accesses.get() + 1;
-        gpus.accesses.set(accesses);
-        let gpu = self.block().gpu as u32;
+    fn check_bounds(&self, address: usize, bytes: usize, access: Access, at: Site) -> bool {
+        let (gpus, gpu) = (self.gpus(), self.block().gpu as u32);
         let mut is_global = gpus.memory.was_found(gpu, address, bytes);
         if !is_global && !self.owns(address, bytes) {
             is_global = gpus.memory.contains(gpu, address, bytes);
@@ -113,41 +103,51 @@ impl Thread {
                 out_of_bounds(self, address, bytes, access, at);
             }
         }
+        if is_global && access != Access::ReadByOther {
+            gpus.traffic.access(&gpus.memory, gpu as usize, (address, bytes), access);
+        }
+        is_global
+    }
+
+    /// Checks the access that the thread makes next: fails the thread if it may not access the
+    /// memory, and may yield. Returns the address to access.
+    #[inline(always)]
+    pub(crate) fn access(
+        &self,
+        mut address: usize,
+        bytes: usize,
+        mut access: Access,
+        at: Site,
+    ) -> usize {
+        let (gpus, at) = (self.gpus(), self.state.line_of(at));
+        if self.mutate(&mut address, bytes, &mut access, at) {
+            return self.removed(bytes, access, at);
+        }
+        gpus.accesses.set(gpus.accesses.get() + 1);
+        let is_global = self.check_bounds(address, bytes, access, at);
         // Another thread of the warpgroup reports the load of this operand.
         if access == Access::ReadByOther {
             return address;
         }
-        if is_global {
-            gpus.traffic.access(&gpus.memory, gpu as usize, (address, bytes), access);
-        }
-        // The thread has not spun since its last read-modify-write, which so has changed memory.
-        if self.updating.replace(false) {
-            gpus.progress();
-        }
-        // A thread that polls yields in `spin`.
-        let may_yield = !matches!(access, Access::AtomicRead(..) | Access::BarrierTest);
-        if may_yield && (gpus.settings.preempts(access) || accesses >= gpus.slice_end.get()) {
-            self.end_slice((address, bytes), access, at);
-        }
-        match access {
-            Access::Read | Access::ReadByOther => {}
-            Access::Write | Access::AtomicWrite(..) => gpus.progress(),
-            Access::AtomicRmw(..) | Access::BarrierChange => self.updating.set(true),
-            Access::AtomicRead(..) | Access::BarrierTest => {
-                self.read.set([(address, bytes), self.read.get()[0]]);
-                // A thread that accesses new addresses is not polling, unless it is in a named wait
-                // (`crate::waits`).
-                let [a, b, c, d] = self.polled.get();
-                if ![a, b, c, d].contains(&address) && !self.waits.get() {
-                    self.polled.set([address, a, b, c]);
-                    gpus.reset_idle();
-                }
-            }
-        }
+        self.begin_access((address, bytes), access, at);
         // No other thread runs between these checks and the access.
+        self.check_access((address, bytes), is_global, access, at, &|n| gpus.chosen(n))
+    }
+
+    /// Checks an access for races, or that of an `mbarrier`; returns the address to access, where
+    /// `choose` selects the old value that an atomic load sees: 0 is the newest one.
+    #[inline(always)]
+    fn check_access(
+        &self,
+        (address, bytes): (usize, usize),
+        is_global: bool,
+        access: Access,
+        at: Site,
+        choose: &dyn Fn(usize) -> usize,
+    ) -> usize {
         if let Access::BarrierTest | Access::BarrierChange = access {
             self.check_barrier(address, at);
-        } else if gpus.settings.races && (is_global || !self.is_on_stack(address)) {
+        } else if self.gpus().settings.races && (is_global || !self.is_on_stack(address)) {
             let space = if is_global { Space::Global } else { Space::Shared };
             let unwritten = self.unwritten((address, bytes, space), access);
             let seen = self.check_race((address, bytes, space), access, at, choose);
@@ -161,14 +161,18 @@ impl Thread {
 
     /// Returns the address for an access that a mutation removes.
     #[cold]
-    fn removed(&self, access: Access) -> usize {
+    fn removed(&self, bytes: usize, access: Access, at: Site) -> usize {
+        let address = self.scratch.as_ptr().expose_provenance();
+        // A thread that polls by atomic loads has yielded in `spin`.
+        if !matches!(access, Access::AtomicRead(..) | Access::BarrierTest) {
+            self.end_slice((address, bytes), access, at);
+        }
         // An `mbarrier`'s word has the arrivals of a phase in bits 0 to 19 and the pending ones in
         // bits 20 to 39 (`arch_host::bulk`): both are the maximum here, so that no arrival ends a
         // phase.
         let changed = matches!(access, Access::BarrierChange);
         self.scratch.set(if changed { (1 << 40) - 1 } else { 0 });
-        self.suspend(Wait::Ready);
-        self.scratch.as_ptr().expose_provenance()
+        address
     }
 
     /// Fails the thread if the access races; returns the address to access.
@@ -313,31 +317,34 @@ fn out_of_bounds(thread: &Thread, address: usize, bytes: usize, access: Access, 
 
 impl Thread {
     /// Returns the copies of the bytes at a multicast address, one per GPU of its group, for an
-    /// access, which is checked: one instruction accesses all copies, and sees no old values.
+    /// access, which is checked: one instruction accesses all copies, between which no other thread
+    /// runs, and sees no old values.
     pub(crate) fn multimem(
         &self,
-        address: usize,
+        mut address: usize,
         bytes: usize,
-        access: Access,
+        mut access: Access,
         at: Site,
     ) -> MulticastParts {
-        let gpus = self.gpus();
+        let (gpus, at) = (self.gpus(), self.state.line_of(at));
+        if self.mutate(&mut address, bytes, &mut access, at) {
+            let first = std::ptr::with_exposed_provenance_mut(self.removed(bytes, access, at));
+            return MulticastParts { first, stride: 0, n: 1 };
+        }
         gpus.accesses.set(gpus.accesses.get() + 1);
-        let gpu = self.block().gpu;
-        let parts = match gpus.memory.multicast.parts(gpu, address, bytes) {
+        let parts = match gpus.memory.multicast.parts(self.block().gpu, address, bytes) {
             Ok(parts) => parts,
             Err(why) => self.misuse(at, format!("a multimem instruction: {why}")),
         };
-        // With `watch` each copy is an access, and a load is no progress.
-        if !gpus.settings.watch {
+        self.begin_access((address, bytes), access, at);
+        if let Access::AtomicRmw(..) = access {
+            // A reduction is not a lock's attempt: it changes memory also if a poll follows it.
             gpus.progress();
         }
-        if gpus.settings.preempt || gpus.accesses.get() >= gpus.slice_end.get() {
-            self.suspend(Wait::Ready);
-        }
         for i in (0..parts.n).filter(|_| gpus.settings.watch) {
-            let copy = parts.first.wrapping_add(i * parts.stride);
-            self.access_by(copy.addr(), bytes, access, at, &|_| 0);
+            let copy = parts.first.wrapping_add(i * parts.stride).addr();
+            let is_global = self.check_bounds(copy, bytes, access, at);
+            self.check_access((copy, bytes), is_global, access, at, &|_| 0);
         }
         parts
     }

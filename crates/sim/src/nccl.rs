@@ -31,7 +31,7 @@ pub(crate) use divergence::CallDivergence;
 pub use gin::Unflushed;
 pub(crate) use gin::network::{Network, QueueKey};
 pub(crate) use gin::{BarrierSet, GinComm, GinRank};
-pub(crate) use lsa_barrier::{InboxWait, arrived, barrier_words};
+pub(crate) use lsa_barrier::{InboxWait, arrived, barrier_words, gpus_of};
 pub(crate) use pointers::RESOURCE_UNIT;
 pub(crate) use table::install;
 

@@ -36,6 +36,37 @@ impl RepeatedLoads {
 }
 
 impl Thread {
+    /// May yield before an access, and records whether it is progress.
+    #[inline(always)]
+    pub(crate) fn begin_access(&self, (address, bytes): (usize, usize), access: Access, at: Site) {
+        let gpus = self.gpus();
+        // The thread has not spun since its last read-modify-write, which so has changed memory.
+        if self.updating.replace(false) {
+            gpus.progress();
+        }
+        // A thread that polls yields in `spin`.
+        let may_yield = !matches!(access, Access::AtomicRead(..) | Access::BarrierTest);
+        let is_last = gpus.accesses.get() >= gpus.slice_end.get();
+        if may_yield && (gpus.settings.preempts(access) || is_last) {
+            self.end_slice((address, bytes), access, at);
+        }
+        match access {
+            Access::Read | Access::ReadByOther => {}
+            Access::Write | Access::AtomicWrite(..) => gpus.progress(),
+            Access::AtomicRmw(..) | Access::BarrierChange => self.updating.set(true),
+            Access::AtomicRead(..) | Access::BarrierTest => {
+                self.read.set([(address, bytes), self.read.get()[0]]);
+                // A thread that accesses new addresses is not polling, unless it is in a named wait
+                // (`crate::waits`).
+                let [a, b, c, d] = self.polled.get();
+                if ![a, b, c, d].contains(&address) && !self.waits.get() {
+                    self.polled.set([address, a, b, c]);
+                    gpus.reset_idle();
+                }
+            }
+        }
+    }
+
     /// Yields before an access. A thread that has used up its slice may poll by plain loads: then
     /// its next accesses end slices too. After [`POLLS`] loads of the same few addresses, during
     /// which nothing has changed, it counts as polling.

@@ -6,20 +6,21 @@
 //! the network is idle, waits with a timeout expire one by one; if none has one, it is a deadlock.
 
 use std::cell::Cell;
-use std::panic::Location;
 
 use cuda_std::arch::Order;
 use devcomm_types::WaitFor;
+use devcomm_types::nccl::DevComm;
 use nccl_device::raw::host::Waits;
 
 use crate::error::Site;
 use crate::gpus::Gpus;
-use crate::nccl::{QueueKey, arrived};
+use crate::nccl::{QueueKey, arrived, gpus_of};
 use crate::thread::{Thread, Wait};
 
 /// What a wait is for, its deadline, and its location.
 #[derive(Clone, Copy)]
 pub(crate) struct NamedWait {
+    /// What it is for, with the peer's world rank.
     pub(crate) what: WaitFor,
     /// The deadline in nanoseconds of the virtual clock, for a wait with a timeout.
     pub(crate) deadline: Option<u64>,
@@ -167,15 +168,21 @@ fn is_of_nccl_device(at: Site) -> bool {
     at.file().starts_with(folder)
 }
 
-/// Declares a poll of the wait `what`; returns whether the wait ends although its condition does
-/// not hold.
-fn poll(what: &WaitFor, deadline: Option<u64>, at: &'static Location<'static>) -> bool {
+/// Declares a poll of the wait `what`, whose peer is a rank of `comm`; returns whether the wait
+/// ends although its condition does not hold.
+fn poll(comm: &DevComm, what: &WaitFor, deadline: Option<u64>, at: Site) -> bool {
     let thread = Thread::current();
     if thread.gpus().skips_wait(at) {
         return true;
     }
+    let mut what = *what;
+    // SAFETY: the kernel waits with this device communicator, which the host created.
+    let gpus = unsafe { gpus_of(comm) };
+    if let Some(gpu) = usize::try_from(what.peer).ok().and_then(|peer| gpus.get(peer)) {
+        what.peer = *gpu as i32;
+    }
     let state = &thread.state;
-    state.named.set(Some(NamedWait { what: *what, deadline, at }));
+    state.named.set(Some(NamedWait { what, deadline, at }));
     thread.waits.set(true);
     let (streak, polls) = state.polls.get();
     let now = thread.gpus().streak.get();

@@ -75,6 +75,7 @@ impl Turns {
             // A host thread that is back may have written what kernels poll.
             if self.core.gpus.host_is_away.replace(!all) && all {
                 self.core.gpus.reset_idle();
+                self.core.gpus.recheck_waits();
             }
             for (id, event) in self.shared.take_events() {
                 self.core.memory.races.host_event(id, event);

@@ -334,4 +334,9 @@ impl<'a> Call<'a> {
     fn wait_for(&self, kind: WaitKind, index: u32, wanted: u64) -> WaitFor {
         WaitFor { kind, index, context: self.handle.context, peer: -1, wanted, seen: 0 }
     }
+
+    /// Describes a wait of this call for rank `peer` of the communicator.
+    fn wait_for_peer(&self, kind: WaitKind, index: u32, wanted: u64, peer: u32) -> WaitFor {
+        WaitFor { peer: self.gin.gpus[peer as usize] as i32, ..self.wait_for(kind, index, wanted) }
+    }
 }

@@ -52,7 +52,7 @@ const _: () = {
 /// # Safety
 ///
 /// `comm` is a device communicator.
-unsafe fn gpus_of<'a>(comm: *const DevComm) -> &'a Rc<[u32]> {
+pub(crate) unsafe fn gpus_of<'a>(comm: *const DevComm) -> &'a Rc<[u32]> {
     // SAFETY: the kernel passes a device communicator that the host created.
     &unsafe { view((*comm).resource_window) }.gpus
 }

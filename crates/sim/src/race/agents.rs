@@ -3,6 +3,7 @@
 use cuda_std::arch::{Engine, Event};
 
 use super::clock::{Agent, Clock, OpId};
+use super::shadow::TOLD_APART;
 use super::{Races, ThreadClock};
 use crate::error::Site;
 
@@ -133,7 +134,7 @@ impl Races {
                 thread.engine = engine;
                 thread.copy = match engine {
                     Engine::Thread | Engine::Wgmma => 0,
-                    _ => self.copies.replace(self.copies.get().wrapping_add(1)),
+                    _ => self.copies.replace((self.copies.get() + 1) % TOLD_APART),
                 };
             }
             Event::BarrierInit(word) => {

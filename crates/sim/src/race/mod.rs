@@ -49,7 +49,7 @@ pub(crate) use self::ops::{GridClock, OpAccess, Run, Sequence, Transfer};
 pub use self::report::{Race, RaceAccess};
 pub(crate) use self::shadow::MAX_BLOCKS;
 use self::shadow::{Kind, NO_STAMP, NumberMap, PAGE, Shadow, Sites, Stamp, Word};
-use self::sync::{AtomicWord, Position, acquires, includes, releases};
+use self::sync::{AtomicWord, Position, Release, acquires, includes, releases};
 pub(crate) use self::thread::ThreadClock;
 use self::weak::{OldValues, Seen};
 use crate::error::Site;
@@ -71,7 +71,7 @@ pub(crate) struct Races {
     /// Atomic words by canonical address.
     words: RefCell<NumberMap<AtomicWord>>,
     /// The releases of sequentially consistent fences whose scope is wider than a block.
-    fences: RefCell<AtomicWord>,
+    fences: RefCell<Vec<Release>>,
     /// The clock of all sequentially consistent fences of each running block, by [`Agent::key`].
     block_fences: RefCell<HashMap<u64, Clock>>,
     /// Initialised `mbarrier`s by address.
@@ -81,7 +81,7 @@ pub(crate) struct Races {
     current: RefCell<Option<Run>>,
     /// A counter that selects the access to a word to forget.
     turn: Cell<usize>,
-    /// The number of asynchronous copies so far, modulo 256.
+    /// The number of asynchronous copies so far, modulo [`TOLD_APART`](shadow::TOLD_APART).
     copies: Cell<u8>,
     /// Old values of atomic words, if loads may see them.
     old: OldValues,
@@ -247,13 +247,16 @@ impl Races {
             }
         }
         if writes {
-            let kept = |other: Stamp| if now.stands_for(other) { NO_STAMP } else { other };
-            content.others = content.others.map(kept);
+            // Of the accesses that have passed the check, only atomic ones may be unordered.
+            let kept = |now: Stamp, before: Stamp| match now.stands_for(before) {
+                true if before.is_none() || now.is_weak() => NO_STAMP,
+                true if self.is_ordered(before, now, who) => NO_STAMP,
+                _ => before,
+            };
+            content.others = content.others.map(|other| kept(now, other));
             let now = now.joined(last);
             content.write = now.after(last);
-            if !now.stands_for(last) {
-                self.keep(&mut content.others, last);
-            }
+            self.keep(&mut content.others, kept(now, last));
         } else {
             self.add_read(&mut content, now, who);
         }
@@ -306,14 +309,22 @@ impl Races {
         }
     }
 
-    /// Adds an access to those of a word, in the place of another one if there is none: of a read,
-    /// if there is one.
+    /// Adds an access to those of a word. If there is no place, it takes that of an atomic one, or
+    /// else of a read, or else of any; an atomic access takes none of a weak one, which conflicts
+    /// with more.
     fn keep(&self, others: &mut [Stamp; 2], stamp: Stamp) {
+        if stamp.is_none() {
+            return;
+        }
         let turn = self.turn.get().wrapping_add(1);
         self.turn.set(turn);
         let mut places = [turn % 2, (turn + 1) % 2];
-        places.sort_by_key(|at| (!others[*at].is_none(), others[*at].kind().writes));
-        others[places[0]] = stamp;
+        let key = |other: Stamp| (!other.is_none(), other.is_weak(), other.kind().writes);
+        places.sort_by_key(|at| key(others[*at]));
+        let place = &mut others[places[0]];
+        if stamp.is_weak() || place.is_none() || !place.is_weak() {
+            *place = stamp;
+        }
     }
 
     /// Checks and records an access of a thread before it happens. Called only while the detection

@@ -8,7 +8,7 @@ use cuda_std::arch::{Access, Order, Scope, Space};
 use super::clock::{Agent, Chain, Clock, OpId};
 use super::report::{Race, RaceAccess};
 use super::shadow::{Kind, MAX_OPS, Stamp};
-use super::sync::{NO_WORD, Position, Release};
+use super::sync::{NO_WORD, Position, Release, add_release};
 use super::{Accessor, FoundRace, Races, ThreadClock};
 use crate::arguments::Arguments;
 use crate::error::{Error, Site, ThreadId};
@@ -294,7 +294,8 @@ impl Races {
         let word = self.shadow.canonical(word, memory);
         let mut words = self.words.borrow_mut();
         let release = Release { from, scope: Scope::Sys, clock };
-        words.entry(word).or_default().add(&release, |clock, other| self.joins.join(clock, other));
+        let found = &mut words.entry(word).or_default().releases;
+        add_release(found, &release, |clock, other| self.joins.join(clock, other));
     }
 
     /// Records that the counter at `word` has counted a sequence's reads up to transfer `number`.

@@ -45,6 +45,10 @@ pub(crate) const MAX_BLOCKS: u32 = 1 << BLOCK_BITS;
 /// The most operations whose accesses have numbers of their own.
 pub(super) const MAX_OPS: u32 = (1 << (u64::BITS - BLOCK_BITS - AGENT_BITS)) - 1;
 
+/// The number of asynchronous copies in a row that have different numbers, which fit in 4 bits:
+/// rings of copies have other lengths, most often powers of two.
+pub(super) const TOLD_APART: u8 = 13;
+
 impl Stamp {
     #[inline]
     pub(super) fn new(agent: Agent, time: u32, site: SiteId, kind: Kind) -> Self {
@@ -68,11 +72,11 @@ impl Stamp {
         Self(self.0, self.1 & !(0xf << 8) | u64::from(bytes) << 8)
     }
 
-    /// Returns the same access as a part of the asynchronous copy with this number, modulo 13:
-    /// rings of copies have other lengths, most often powers of two.
+    /// Returns the same access as a part of the asynchronous copy with this number, which is below
+    /// [`TOLD_APART`].
     #[inline]
     pub(super) fn of_copy(self, number: u8) -> Self {
-        Self(self.0, self.1 | u64::from(number % 13) << 12)
+        Self(self.0, self.1 | u64::from(number) << 12)
     }
 
     /// Returns whether both, of one agent, are parts of one asynchronous copy. All accesses of a
@@ -86,6 +90,12 @@ impl Stamp {
     #[inline]
     pub(super) fn is_none(self) -> bool {
         self.0 == 0
+    }
+
+    /// Returns whether it is neither atomic nor ordered.
+    #[inline]
+    pub(super) fn is_weak(self) -> bool {
+        self.1 & 3 == 0
     }
 
     /// Returns whether both are accesses by the same agent.
@@ -108,11 +118,12 @@ impl Stamp {
     }
 
     /// Returns whether what conflicts with `before`, an access of the same agent or one that is
-    /// ordered before this one, also conflicts with this one: it has the same bytes, and it is no
-    /// atomic access after a weak one.
+    /// ordered before this one, also conflicts with this one: it has the same bytes, and neither is
+    /// it an atomic access after a weak one, nor is its scope wider.
     #[inline]
     pub(super) fn stands_for(self, before: Self) -> bool {
-        let is_weaker = self.kind().scope.is_none() || before.kind().scope.is_some();
+        // A weak access has scope 0; wider scopes have larger numbers.
+        let is_weaker = self.1 & 3 <= before.1 & 3;
         before.bytes() & !self.bytes() == 0 && (is_weaker || before.is_none())
     }
 
@@ -175,7 +186,8 @@ impl Stamp {
 pub(super) struct Word {
     pub(super) write: Stamp,
     /// Accesses whose conflicts the last write does not stand for: reads since it, writes of other
-    /// bytes, and weak accesses before an atomic one. Of more of them, later ones replace some.
+    /// bytes, and, before an atomic one, weak accesses, and atomic ones that nothing orders before
+    /// it or whose scopes are narrower. Of more of them, later ones replace some.
     pub(super) others: [Stamp; 2],
 }
 
@@ -384,7 +396,7 @@ mod tests {
         let kind = Kind { writes: true, scope: Some(Scope::Gpu), is_async: true };
         for block in [0, 1 << 20, MAX_BLOCKS - 1] {
             let agent = Agent { op: OpId(MAX_OPS), block, number: 5127 };
-            let stamp = Stamp::new(agent, u32::MAX, SiteId(9), kind).of_copy(17).of_bytes(0xf);
+            let stamp = Stamp::new(agent, u32::MAX, SiteId(9), kind).of_copy(12).of_bytes(0xf);
             assert_eq!((stamp.agent(), stamp.time(), stamp.kind()), (agent, u32::MAX, kind));
             assert!(stamp.site() == SiteId(9) && stamp.bytes() == 0xf);
         }

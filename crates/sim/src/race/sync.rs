@@ -28,13 +28,12 @@ pub(super) fn includes(scope: Scope, from: Position, to: Position) -> bool {
 /// The address of no word, for releases that no word carries.
 pub(super) const NO_WORD: usize = 0;
 
-/// The number of the agent of joined releases, which are no thread's own.
-const SEVERAL: u16 = u16::MAX;
-
 /// A release whose effect a word carries: one by the thread that wrote the word, or an earlier one
 /// whose value read-modify-writes have changed since.
 #[derive(Clone, Debug)]
 pub(super) struct Release {
+    /// The thread, one of several in a block whose releases are joined, or no agent of this GPU if
+    /// they are of several blocks.
     pub(super) from: Position,
     pub(super) scope: Scope,
     pub(super) clock: Clock,
@@ -44,32 +43,37 @@ pub(super) struct Release {
 #[derive(Default)]
 pub(super) struct AtomicWord {
     pub(super) releases: Vec<Release>,
+    /// The releases by the last thread that has released by the word. `releases` has them too, but
+    /// joined with those of other threads, and a later store of the thread passes on its own ones.
+    own: Vec<Release>,
     /// The network's reads that a counter has counted. A thread that reads the counter, with any
     /// order, knows them, since it overwrites their sources only after it has waited.
     pub(super) counted: Option<Clock>,
 }
 
-impl AtomicWord {
-    /// Adds a release; one that the same threads may acquire is joined with it. The blocks of
-    /// releases at wider scopes may differ: a read at block scope, which would tell them apart, is
-    /// a race with the write by another block, and fences at block scope read none of these.
-    pub(super) fn add(&mut self, release: &Release, join: impl Fn(&mut Clock, &Clock)) {
-        let alike = |other: &&mut Release| {
-            other.scope == release.scope
-                && match release.scope {
-                    Scope::Sys | Scope::Gpu => other.from.gpu == release.from.gpu,
-                    Scope::Cta => includes(Scope::Cta, other.from, release.from),
-                }
-        };
-        match self.releases.iter_mut().find(alike) {
-            Some(other) => {
-                join(&mut other.clock, &release.clock);
-                if other.from != release.from {
-                    other.from.agent.number = SEVERAL;
-                }
+/// Adds a release to others; one that the same threads may acquire is joined with it. If the blocks
+/// of the two differ, no fence and no read of a block's scope acquires them any more: it would
+/// acquire those of other blocks.
+pub(super) fn add_release(
+    releases: &mut Vec<Release>,
+    release: &Release,
+    join: impl Fn(&mut Clock, &Clock),
+) {
+    let alike = |other: &&mut Release| {
+        other.scope == release.scope
+            && match release.scope {
+                Scope::Sys | Scope::Gpu => other.from.gpu == release.from.gpu,
+                Scope::Cta => includes(Scope::Cta, other.from, release.from),
             }
-            None => self.releases.push(release.clone()),
+    };
+    match releases.iter_mut().find(alike) {
+        Some(other) => {
+            join(&mut other.clock, &release.clock);
+            if !includes(Scope::Cta, other.from, release.from) {
+                other.from.agent = Agent::default();
+            }
         }
+        None => releases.push(release.clone()),
     }
 }
 
@@ -174,10 +178,14 @@ impl Races {
             return;
         }
         let found = words.entry(word).or_default();
-        if !is_rmw {
+        if releases(order) || !is_rmw {
             // A later store by the thread that has released belongs to the pattern of its release.
-            found.releases.retain(|own| own.from == from && !releases(order));
-            found.releases.iter_mut().for_each(|own| own.scope = narrower(scope, own.scope));
+            found.own.retain(|own| own.from == from && (is_rmw || !releases(order)));
+        }
+        if !is_rmw {
+            let narrowed =
+                |own: &Release| Release { scope: narrower(scope, own.scope), ..own.clone() };
+            found.releases = found.own.iter().map(narrowed).collect();
             if !carries && found.releases.is_empty() {
                 words.remove(&word);
             }
@@ -188,12 +196,14 @@ impl Races {
         let found = words.entry(word).or_default();
         let join = |clock: &mut Clock, other: &Clock| self.joins.join(clock, other);
         if releases(order) {
-            found.add(&Release { from, scope, clock: self.released(thread) }, join);
+            let release = Release { from, scope, clock: self.released(thread) };
+            add_release(&mut found.releases, &release, join);
+            add_release(&mut found.own, &release, join);
             return;
         }
         for (fence_scope, clock) in &thread.released {
             let scope = narrower(scope, *fence_scope);
-            found.add(&Release { from, scope, clock: clock.clone() }, join);
+            add_release(&mut found.releases, &Release { from, scope, clock: clock.clone() }, join);
         }
     }
 
@@ -215,13 +225,13 @@ impl Races {
             let mut of_blocks = self.block_fences.borrow_mut();
             let of_block = of_blocks.entry(thread.here.agent.key()).or_default();
             self.acquire(thread, of_block);
-            join(of_block, &self.released(thread));
             if scope != Scope::Cta {
                 let mut fences = self.fences.borrow_mut();
-                self.read_releases(thread, NO_WORD, &fences.releases, Order::Acquire, scope);
+                self.read_releases(thread, NO_WORD, &fences, Order::Acquire, scope);
                 let release = Release { from: thread.here, scope, clock: self.released(thread) };
-                fences.add(&release, join);
+                add_release(&mut fences, &release, join);
             }
+            join(of_block, &self.released(thread));
         }
         if releases(order) {
             let clock = self.released(thread);

@@ -26,7 +26,7 @@ pub(crate) struct ThreadClock {
     pub(super) found: Vec<(usize, Release)>,
     /// The unit that makes the next accesses.
     pub(super) engine: Engine,
-    /// The number of the asynchronous copy that makes them, modulo 256; 0 for others.
+    /// The number of the asynchronous copy that makes them; 0 for others.
     pub(super) copy: u8,
     /// The number of groups committed so far, by [`group_of`].
     pub(super) groups: [u32; 3],

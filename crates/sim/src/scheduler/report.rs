@@ -99,13 +99,6 @@ impl Block {
         let communicator = self.grid.communicator.get()?;
         communicator.iter().position(|gpu| *gpu as usize == self.gpu)
     }
-
-    /// Returns the world rank of rank `peer` of its kernel's communicator.
-    pub(crate) fn world_rank(&self, peer: i32) -> i32 {
-        let communicator = self.grid.communicator.get();
-        let gpu = communicator.and_then(|gpus| gpus.get(usize::try_from(peer).ok()?));
-        gpu.map_or(peer, |gpu| *gpu as i32)
-    }
 }
 
 /// The state of a block in the timeline.
@@ -194,12 +187,11 @@ impl Thread {
         })
     }
 
-    /// Returns what a named wait is for, with the current value and the peer's world rank.
+    /// Returns what a named wait is for, with the current value.
     fn describe_wait(&self, NamedWait { mut what, .. }: NamedWait) -> Waiting {
         if let Some(until) = self.state.until.get() {
             what.seen = until.seen();
         }
-        what.peer = self.block().world_rank(what.peer);
         match what {
             WaitFor { kind: WaitKind::LsaBarrier, index, peer: 0.., .. } => {
                 Waiting::Peers { index, missing: vec![what.peer as usize] }

@@ -245,6 +245,35 @@ fn a_device_communicator_that_ends_takes_what_is_under_way_with_it() {
     finish(&gpus);
 }
 
+/// Meets in the first communicator, then in the second one, whose rank 1 does not come.
+#[kernel]
+unsafe fn meets_in_both(first: DevComm, second: DevComm) {
+    for comm in [&first, &second] {
+        let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+        barrier.sync(MemoryOrder::AcqRel);
+    }
+}
+
+/// Meets in a communicator.
+#[kernel]
+unsafe fn meets_in_one(comm: DevComm) {
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::AcqRel);
+}
+
+#[test]
+fn a_report_names_ranks_by_the_communicator_of_the_wait() {
+    let gpus = machines(4, 132).next().unwrap();
+    let [first, second] = [[0, 1], [0, 3]].map(|on| Communicator::new(&gpus, &on, on[1]));
+    first.launch::<meets_in_both, _>(&gpus, 0, (first.dev_comm(0), second.dev_comm(0)));
+    first.launch::<meets_in_one, _>(&gpus, 1, (first.dev_comm(1),));
+    assert!(matches!(run_until_idle(&gpus), Step::Stuck));
+    let text = Error::Deadlock(gpus.stall()).to_string();
+    assert!(text.contains("LSA barrier 0, where rank 3 has not arrived"), "{text}");
+    second.launch::<meets_in_one, _>(&gpus, 1, (second.dev_comm(1),));
+    finish(&gpus);
+}
+
 #[kernel]
 unsafe fn waits_for_a_signal(comm: DevComm) {
     comm.gin::<Proxy>(0).wait_signal(Coop::cta(), comm.signal(0), 1, MemoryOrder::Acquire);

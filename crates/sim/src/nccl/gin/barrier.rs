@@ -1,8 +1,8 @@
 //! The GIN barrier, with NCCL's algorithm: each rank signals its peers, increments its shadows and
 //! waits until the peers' signals have reached them.
 
+use devcomm_types::WaitKind;
 use devcomm_types::nccl::{CoopAny, DevComm, Gin, GinBarrierHandle, GinBarrierSession, Team};
-use devcomm_types::{WaitFor, WaitKind};
 
 use super::{Call, GinComm, Handle};
 use crate::error::Site;
@@ -124,10 +124,7 @@ impl Session {
                 shadow.write_volatile(wanted);
                 wanted
             };
-            let what = WaitFor {
-                peer: world as i32,
-                ..call.wait_for(WaitKind::GinBarrier, self.index, wanted.into())
-            };
+            let what = call.wait_for_peer(WaitKind::GinBarrier, self.index, wanted.into(), world);
             call.wait_barrier(signal, wanted, order, what);
         }
         if fence & FENCE_PUT != 0 {

@@ -174,8 +174,7 @@ impl Call<'_> {
             self.thread.suspend(Wait::Ready);
         }
         let (queue, depth) = (self.queue(peer), self.gin.depth);
-        let mut what = self.wait_for(WaitKind::Request, 0, 0);
-        what.peer = peer as i32;
+        let what = self.wait_for_peer(WaitKind::Request, 0, 0, peer);
         let space = Until::QueueSpace { queue, depth };
         // Another thread may take the queue space before this one runs.
         while !self.gpus.skips_wait(self.at) && !space.holds(self.gpus) {

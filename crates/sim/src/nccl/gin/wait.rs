@@ -73,8 +73,7 @@ impl Call<'_> {
         timeout: Option<u64>,
     ) -> i32 {
         for peer in (rank..self.gin.gpus.len() as u32).step_by(size.max(1) as usize) {
-            let mut what = self.wait_for(WaitKind::Flush, 0, 0);
-            what.peer = peer as i32;
+            let what = self.wait_for_peer(WaitKind::Flush, 0, 0, peer);
             let result = self.wait(self.all_of(self.queue(peer), gets), order, what, timeout);
             if result != SUCCESS {
                 return result;
@@ -85,8 +84,7 @@ impl Call<'_> {
 
     /// Waits until this context's operations to world rank `peer` are complete.
     pub(super) fn flush_peer(&self, peer: u32, order: Order) {
-        let mut what = self.wait_for(WaitKind::Request, 0, 0);
-        what.peer = peer as i32;
+        let what = self.wait_for_peer(WaitKind::Request, 0, 0, peer);
         self.wait(self.all_of(self.queue(peer), true), order, what, None);
     }
 
@@ -177,8 +175,7 @@ impl Call<'_> {
                 {
                     self.misuse("the request was not made by ncclGinFlushAsync");
                 }
-                let mut what = self.wait_for(WaitKind::Request, 0, 0);
-                what.peer = peer as i32;
+                let what = self.wait_for_peer(WaitKind::Request, 0, 0, peer as u32);
                 let queue = self.queue(peer as u32);
                 let until = Until::Complete { queue, before, gets: true };
                 result = self.wait(until, self.order(order), what, timeout);
