@@ -2,8 +2,12 @@
 
 use cuda_std::mem;
 use cuda_std::prelude::*;
-use devcomm::{ReduceOp, Result, Simulation, Stream, SymmetricBuffer};
+use devcomm::{
+    Buffer, Communicator, DevCommRequirements, ReduceOp, Result, Simulation, Stream,
+    SymmetricBuffer,
+};
 use devcomm_testing::simulated::{Gpu, simulate};
+use nccl_device::{DevComm, Window};
 
 use crate::races::race;
 
@@ -61,5 +65,67 @@ fn copies_memsets_and_collectives_race_with_kernels_that_nothing_orders() {
             );
             assert!(race.memory.starts_with("element 0 of `word` (buffer "), "{race}");
         }
+    }
+}
+
+/// Rank 1 reads its word, and then rank 0 stores to it, with an operation between.
+fn read_then_store(
+    gpu: &Gpu<'_>,
+    between: impl Fn(&Communicator, [&SymmetricBuffer<u32>; 2], &Stream) -> Result<()>,
+) -> Result<()> {
+    let (comm, stream) = (gpu.communicator()?, gpu.stream()?);
+    let (words, data, out) = (gpu.window(&[0_u32])?, gpu.buffer(&[1_u32])?, gpu.buffer(&[0_u32])?);
+    let dev = gpu.dev_comm(DevCommRequirements::new())?;
+    // SAFETY: the memory has the words; the races are what the test is for.
+    unsafe {
+        if gpu.rank() == 1 {
+            read_word::args(&words, &out).grid(1).block(1).launch(&stream)?;
+        }
+        between(comm, [&data, &out], &stream)?;
+        if gpu.rank() == 0 {
+            store_in_peer::args(&dev, &words).grid(1).block(1).launch(&stream)?;
+        }
+    }
+    stream.synchronize()
+}
+
+#[kernel]
+unsafe fn read_word(words: Window<u32>, out: *mut u32) {
+    // SAFETY: the memory has the words.
+    unsafe { mem::store(out, words.local().load(0)) };
+}
+
+#[kernel]
+unsafe fn store_in_peer(comm: DevComm, words: Window<u32>) {
+    // SAFETY: the window has a word.
+    unsafe { words.lsa(1 - comm.rank()).store(0, 9) };
+}
+
+#[test]
+fn a_rank_that_receives_nothing_is_not_ordered_after_the_others() {
+    simulate(Simulation::new(2), |gpu| {
+        read_then_store(gpu, |comm, [data, out], stream| {
+            comm.all_reduce(data, out, ReduceOp::Sum, stream)
+        })
+    });
+    let broadcast = |gpu: &Gpu<'_>| {
+        read_then_store(gpu, |comm, [data, out], stream| {
+            comm.broadcast(Some(data.device_slice()), out, 0, stream)
+        })
+    };
+    let send = |gpu: &Gpu<'_>| {
+        read_then_store(gpu, |comm, [data, out], stream| match gpu.rank() {
+            0 => comm.send(data, 1, stream),
+            _ => comm.recv(out, 0, stream),
+        })
+    };
+    type Program<'a> = &'a (dyn Fn(&Gpu<'_>) -> Result<()> + Sync);
+    for program in [&broadcast as Program<'_>, &send] {
+        let race = race(Simulation::new(2), program);
+        let operations = [&race.access, &race.other].map(|access| &*access.operation);
+        assert!(
+            operations.contains(&"read_word") && operations.contains(&"store_in_peer"),
+            "{race}"
+        );
     }
 }

@@ -187,7 +187,7 @@ impl Comm {
             check(core, self.gpu(rank), own.send, reads)?;
             check(core, self.gpu(rank), own.recv, writes)?;
         }
-        // All ranks end after all have begun.
+        // What a rank receives from another tells it that the other one has begun.
         let mut known = Clock::default();
         for (rank, (own, pending)) in calls.iter().enumerate() {
             let (reads, writes) = own.bytes(rank, n);
@@ -195,7 +195,15 @@ impl Comm {
             core.access_by(&pending.race, own.recv, writes, OpAccess::Write)?;
             core.memory.races.join(&mut known, &pending.race.1);
         }
-        calls.iter().for_each(|(_, pending)| drop(pending.learned.replace(known.clone())));
+        for (rank, (_, pending)) in calls.iter().enumerate() {
+            let learned = match first.kind {
+                Kind::Broadcast | Kind::Scatter if rank == root => continue,
+                Kind::Broadcast | Kind::Scatter => &calls[root].1.race.1,
+                Kind::Reduce | Kind::Gather if rank != root => continue,
+                _ => &known,
+            };
+            pending.learned.replace(learned.clone());
+        }
         // Addresses of blocks; unused ones may be invalid.
         let send = |rank: usize, index: usize| at(calls[rank].0.send).wrapping_add(index * block);
         let recv = |rank: usize, index: usize| at(calls[rank].0.recv).wrapping_add(index * block);
