@@ -93,6 +93,12 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
         grid::launch_next();
         thread::sync_threads();
         session.end(Coop::cta());
+        // The only row has code of its own: as the last one after the loop, it would wait for its
+        // residual and weights before it polls.
+        if N == 2 && place.row < rows.tokens && rows.after(place, 1).row >= rows.tokens {
+            let load = |[at]: [u32; 1]| [receive(&session, rows, at)];
+            return rows.normalise::<1, true>([place], &mut cluster, load);
+        }
         while N == 2 && rows.after(place, 1).row < rows.tokens {
             let second = rows.after(place, 1);
             let mut upcoming = [Vec16::from_bits([0; 4]); 2];
@@ -110,8 +116,8 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
             let load = |[at]: [u32; 1]| [receive(&session, rows, at)];
             // The vectors of eight ranks leave no registers for the weights.
             match N {
-                8 => rows.normalise::<1, false>([place], &mut cluster, load),
-                _ => rows.normalise::<1, true>([place], &mut cluster, load),
+                4 => rows.normalise::<1, true>([place], &mut cluster, load),
+                _ => rows.normalise::<1, false>([place], &mut cluster, load),
             }
         }
     }
