@@ -360,7 +360,7 @@ pub fn without_flags<'a>(words: impl IntoIterator<Item = &'a str>, flags: &str) 
                 true => Some(flag) == word.split('=').next(),
                 false => word.starts_with(flag),
             };
-            is_kept = !flags.split(' ').any(is);
+            is_kept = !flags.split_whitespace().any(is);
         }
         is_kept
     };

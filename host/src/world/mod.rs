@@ -235,9 +235,9 @@ impl World {
     }
 
     fn start_processes(n: usize) -> Result<()> {
-        let sharing = match gpus_of(&Machine::Gpus)? {
-            visible if gpus_are_shared() => n.div_ceil(visible),
-            _ => require_gpus(&Machine::Gpus, n).map(|_| 1)?,
+        let sharing = match gpus_are_shared() && n > 0 {
+            true => n.div_ceil(gpus_of(&Machine::Gpus)?),
+            false => require_gpus(&Machine::Gpus, n).map(|_| 1)?,
         };
         // Otherwise every rank would fail with the same error.
         Library::open_on(&Machine::Gpus, None, DEV_COMM_VERSION)?;
