@@ -237,10 +237,10 @@ fn nvls(multimem: bool) -> String {
 }
 
 fn environment(variables: impl Iterator<Item = (OsString, OsString)>) -> Vec<String> {
-    // NCCL's own are text.
-    let text = variables.filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
-    let text = text.filter_map(|(name, value)| Some((name, value.into_string().ok()?)));
-    let nccl = text.filter(|(name, _)| name.starts_with("NCCL_"));
+    let text = |(name, value): (OsString, OsString)| {
+        Some((name.into_string().ok()?, value.into_string().ok()?))
+    };
+    let nccl = variables.filter_map(text).filter(|(name, _)| name.starts_with("NCCL_"));
     let short = |value: String| value.rsplit('/').next().unwrap_or_default().to_owned();
     let mut found: Vec<_> = nccl.map(|(name, value)| format!("{name}={}", short(value))).collect();
     found.sort();

@@ -82,8 +82,8 @@ impl<'a> Harness<'a> {
             true => Sensors::open(&gpu::pci_bus_id(rank.context())?),
             false => None,
         };
-        let pages = (run.placement > 0).then_some(run.placement << 21);
-        let _placement = pages.map(|bytes| rank.context().alloc(bytes)).transpose()?;
+        let place = || rank.context().alloc(run.placement << 21);
+        let _placement = (run.placement > 0).then(place).transpose()?;
         let comm = rank.communicator()?;
         let between = || -> Result<_> {
             let len = if rank.is_simulated() { 64 } else { BETWEEN.0 * BETWEEN.1 };

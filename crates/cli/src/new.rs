@@ -32,11 +32,10 @@ impl New {
     /// If the folder is not empty or cannot be written, the name cannot be a package's, or the
     /// checkout is not one of devcomm.
     pub fn run(&self) -> Result<u8> {
-        let patch = self.crates.as_deref().map(patch).transpose()?;
+        let checkout = self.crates.as_deref().map(checkout).transpose()?;
         create(&self.folder, self.name.as_deref(), self.fused)?;
-        if let (Some(patch), Some(checkout)) = (patch, &self.crates) {
-            let own = checkout.join("crates/cli");
-            let install = format!("cargo install --path {}", own.display());
+        if let Some((patch, own)) = checkout {
+            let install = format!("cargo install --path {own}");
             self.edit("Cargo.toml", |text| text + &patch)?;
             self.edit("README.md", |text| text.replace(INSTALL, &install))?;
         }
@@ -182,16 +181,17 @@ fn is_keyword(word: &str) -> bool {
     KEYWORDS.split_whitespace().any(|keyword| keyword == word)
 }
 
-/// Returns the section of a manifest that takes devcomm's crates from a checkout.
-fn patch(checkout: &Path) -> Result<String> {
+/// Returns the section of a manifest that takes devcomm's crates from a checkout, and the folder of
+/// this command there.
+fn checkout(checkout: &Path) -> Result<(String, String)> {
     let metadata = MetadataCommand::new().current_dir(checkout).no_deps().exec();
     let metadata =
         metadata.with_context(|| format!("{} is not a checkout of devcomm", checkout.display()))?;
     let mut lines = String::from("\n# Not from the registry:\n[patch.crates-io]\n");
+    let mut own = String::new();
     let mut published: Vec<_> = metadata.packages.iter().collect();
-    // A package that is not published has an empty list of registries. No project depends on this
-    // command.
-    published.retain(|one| one.publish.is_none() && one.name != env!("CARGO_PKG_NAME"));
+    // A package that is not published has an empty list of registries.
+    published.retain(|one| one.publish.is_none());
     ensure!(
         published.iter().any(|package| package.name == "devcomm"),
         "{} is not a checkout of devcomm: its workspace has no package devcomm",
@@ -199,9 +199,14 @@ fn patch(checkout: &Path) -> Result<String> {
     );
     for package in published {
         let folder = package.manifest_path.parent().context("a manifest without a folder")?;
+        if package.name == env!("CARGO_PKG_NAME") {
+            // No project depends on this command.
+            own = folder.to_string();
+            continue;
+        }
         lines += &format!("{} = {{ path = {:?} }}\n", package.name, folder.as_str());
     }
-    Ok(lines)
+    Ok((lines, own))
 }
 
 #[cfg(test)]
@@ -256,11 +261,11 @@ mod tests {
     fn a_project_of_a_checkout_installs_the_command_from_it() {
         let folder = tempfile::tempdir().unwrap();
         let project = folder.path().join("sums");
-        let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let crates = Some(checkout.clone());
+        // Relative to this folder, not to the project's.
+        let crates = Some(PathBuf::from("../.."));
         New { folder: project.clone(), name: None, fused: false, crates }.run().unwrap();
         let readme = fs::read_to_string(project.join("README.md")).unwrap();
-        let command = format!("cargo install --path {}", checkout.join("crates/cli").display());
+        let command = format!("cargo install --path {}\n", env!("CARGO_MANIFEST_DIR"));
         assert!(readme.contains(&command) && !readme.contains(INSTALL), "{readme}");
     }
 
@@ -287,10 +292,10 @@ mod tests {
     #[test]
     fn another_workspace_is_not_taken_for_devcomms() {
         let folder = tempfile::tempdir().unwrap();
-        let error = format!("{:#}", patch(folder.path()).unwrap_err());
+        let error = format!("{:#}", checkout(folder.path()).unwrap_err());
         assert!(error.contains("is not a checkout of devcomm"), "{error}");
         create(folder.path(), Some("other"), false).unwrap();
-        let error = format!("{:#}", patch(folder.path()).unwrap_err());
+        let error = format!("{:#}", checkout(folder.path()).unwrap_err());
         assert!(error.contains("has no package devcomm"), "{error}");
     }
 }

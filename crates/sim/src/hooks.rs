@@ -92,7 +92,8 @@ impl Thread {
         false
     }
 
-    /// Fails the thread if it may not access the memory; returns whether it is global memory.
+    /// Fails the thread if it may not access the memory, and counts the traffic; returns whether it
+    /// is global memory.
     #[inline(always)]
     fn check_bounds(&self, address: usize, bytes: usize, access: Access, at: Site) -> bool {
         let (gpus, gpu) = (self.gpus(), self.block().gpu as u32);

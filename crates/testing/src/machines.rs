@@ -209,12 +209,10 @@ impl Gpus {
     /// It panics as [`with_world`](Self::with_world).
     pub fn with_jobs(&self, name: &str, body: impl FnOnce(usize)) {
         let wanted = self.simulation.gpus();
-        let on = std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").unwrap_or_default();
-        let are_shared = on.trim().parse::<i64>().is_ok_and(|on| on != 0);
         // Nothing is probed there, so a test that needs a network is skipped below.
         let needs_network = self.gin != GinConnectionType::None;
         let too_few = || devcomm::visible_gpus().is_ok_and(|n| n < wanted);
-        if Self::are_real() && are_shared && !needs_network && too_few() {
+        if Self::are_real() && World::may_share_gpus() && !needs_network && too_few() {
             body(wanted);
             return report(name, "ran");
         }

@@ -215,6 +215,14 @@ impl World {
         !matches!(launched(&|name| std::env::var_os(name)), Ok(None))
     }
 
+    /// Returns whether several ranks that are processes may share a GPU, by NCCL's variable
+    /// `NCCL_MULTI_RANK_GPU_ENABLE`; see [`spawn_local`](Self::spawn_local).
+    #[must_use]
+    pub fn may_share_gpus() -> bool {
+        let value = std::env::var(MULTI_RANK).unwrap_or_default();
+        value.trim().parse::<i64>().is_ok_and(|value| value != 0)
+    }
+
     /// Starts `n` copies of this program on this host, one per GPU, with the same arguments, and
     /// waits for them. In each of them [`is_launched`](Self::is_launched) is true and
     /// [`from_env`](Self::from_env) makes it one rank. See [`LocalJob`].
@@ -235,9 +243,11 @@ impl World {
     }
 
     fn start_processes(n: usize) -> Result<()> {
-        let sharing = match gpus_are_shared() && n > 0 {
-            true => n.div_ceil(gpus_of(&Machine::Gpus)?),
-            false => require_gpus(&Machine::Gpus, n).map(|_| 1)?,
+        let sharing = if n > 0 && Self::may_share_gpus() {
+            n.div_ceil(gpus_of(&Machine::Gpus)?)
+        } else {
+            require_gpus(&Machine::Gpus, n)?;
+            1
         };
         // Otherwise every rank would fail with the same error.
         Library::open_on(&Machine::Gpus, None, DEV_COMM_VERSION)?;
@@ -430,18 +440,13 @@ const MULTI_RANK: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
 /// in percent.
 const MPS_SHARE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 
-fn gpus_are_shared() -> bool {
-    let value = std::env::var(MULTI_RANK).unwrap_or_default();
-    value.trim().parse::<i64>().is_ok_and(|value| value != 0)
-}
-
 /// Returns the GPU of a rank that is a process: that of its local rank, or the only visible one if
 /// the launcher shows each process a single GPU. Where ranks share GPUs, they take turns.
 fn device_of(local_rank: usize, visible: usize) -> Result<usize> {
     match (local_rank < visible, visible) {
         (true, _) => Ok(local_rank),
         (false, 1) => Ok(0),
-        (false, _) if gpus_are_shared() => Ok(local_rank % visible),
+        (false, _) if World::may_share_gpus() => Ok(local_rank % visible),
         (false, _) => Err(DriverError::TooFewGpus { asked: local_rank + 1, visible }.into()),
     }
 }

@@ -94,7 +94,7 @@ unsafe fn reduce<T: Accumulate<Acc = f32>, const N: usize>(
         thread::sync_threads();
         session.end(Coop::cta());
         // The only row has code of its own: as the last one after the loop, it would wait for its
-        // residual and weights before it polls.
+        // residual and weights before it polls. (One closure for both places spills registers.)
         if N == 2 && place.row < rows.tokens && rows.after(place, 1).row >= rows.tokens {
             let load = |[at]: [u32; 1]| [receive(&session, rows, at)];
             return rows.normalise::<1, true>([place], &mut cluster, load);

@@ -247,7 +247,7 @@ impl Races {
             }
         }
         if writes {
-            // Of the accesses that have passed the check, only atomic ones may be unordered.
+            // Only atomic ones of the accesses that have passed the check may be unordered.
             let kept = |now: Stamp, before: Stamp| match now.stands_for(before) {
                 true if before.is_none() || now.is_weak() => NO_STAMP,
                 true if self.is_ordered(before, now, who) => NO_STAMP,
