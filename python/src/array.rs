@@ -11,7 +11,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyDict};
 
 use crate::communicator::Comm;
-use crate::errors::{exception, invalid};
+use crate::errors::{CHECK_ERROR, exception, invalid, raise};
 use crate::own::detached;
 use crate::signals::waiting;
 use crate::stream::{LEGACY, captures_current, loaded, require_shared};
@@ -27,6 +27,8 @@ pub struct Array {
     pub shape: Vec<usize>,
     pub data_type: DataType,
     pub place: Place,
+    /// Whether the call writes the elements, and possibly reads them too.
+    pub written: bool,
     /// The handle of another library's stream, if work on it may still write the array.
     pub written_on: Option<usize>,
 }
@@ -73,7 +75,7 @@ struct Interface {
 }
 
 impl Array {
-    /// Returns the memory of `array`, which is called `name` in messages.
+    /// Returns the memory of `array`, which the call reads, and which is called `name` in messages.
     ///
     /// Memory on the host is that of classes whose objects keep it: what another object's
     /// `__array_interface__` describes may be free again when the interface is there, as with
@@ -87,7 +89,7 @@ impl Array {
             return Self::new(name, address, shape, data_type, Place::Window(window));
         }
         if TENSOR.is_of(array)? {
-            return Self::of_torch(array, name);
+            return Self::of_torch(array, name)?.here(comm, name);
         }
         if NDARRAY.is_of(array)? {
             return Self::of_numpy(array, name);
@@ -109,7 +111,7 @@ impl Array {
             let owner = Owner::Other(array.clone().unbind());
             let place = Place::Gpu { ordinal, writable, owner };
             let array = Self::new(name, address, shape, data_type, place)?;
-            return Ok(Self { written_on: stream, ..array });
+            return Self { written_on: stream, ..array }.here(comm, name);
         }
         if array.hasattr(intern!(py, "__dlpack__"))? {
             return Self::of_dlpack(comm, array, name);
@@ -150,7 +152,7 @@ impl Array {
                  first (torch: clone(), numpy: copy())"
             ));
         }
-        Ok(Self { address, len, shape, data_type, place, written_on: None })
+        Ok(Self { address, len, shape, data_type, place, written: false, written_on: None })
     }
 
     fn of_torch(tensor: &Bound<'_, PyAny>, name: &str) -> PyResult<Self> {
@@ -233,6 +235,24 @@ impl Array {
         }
         let array = Self::new(name, address, shape, data_type, place)?;
         Ok(Self { written_on: stream, ..array })
+    }
+
+    /// Returns it, unless it is on a GPU that is not the communicator's.
+    fn here(self, comm: &Comm, name: &str) -> PyResult<Self> {
+        let own = comm.gpu.context.ordinal();
+        if let Place::Gpu { ordinal, .. } = &self.place
+            && *ordinal != own
+            && !comm.gpu.simulated
+        {
+            let text = format!("tensor_device: {name} is on GPU {ordinal}, expected GPU {own}");
+            return Err(raise(CHECK_ERROR, text));
+        }
+        Ok(self)
+    }
+
+    /// Returns it as an array that the call writes.
+    pub fn written(self) -> Self {
+        Self { written: true, ..self }
     }
 
     /// Returns the object that a call must keep until its work is done. A tensor of torch's needs

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use crate::array::Array;
 use crate::communicator::{Comm, PyCommunicator};
 use crate::errors::invalid;
-use crate::operand::{Operand, Use, with_type};
+use crate::operand::{Operand, with_type};
 use crate::own::Own;
 use crate::signals::waiting;
 
@@ -74,8 +74,12 @@ impl PyCollectives {
         let (py, inner) = (send.py(), self.own.get()?);
         let Inner { comm, collectives } = &*inner;
         let (asked, stream) = (stream, comm.gpu.stream(stream, py)?);
-        let first = Array::of(comm, send, if recv.is_some() { "send" } else { "the array" })?;
+        let first = match recv {
+            Some(_) => Array::of(comm, send, "send")?,
+            None => Array::of(comm, send, "the array")?.written(),
+        };
         let second = recv.map(|recv| Array::of(comm, recv, "recv")).transpose()?;
+        let second = second.map(Array::written);
         if let Some(second) = &second {
             second.require_type(first.data_type, "recv")?;
         }
@@ -83,12 +87,12 @@ impl PyCollectives {
             let collectives = &*collectives.lock();
             with_type!(first.data_type, T => {
                 let Some(second) = &second else {
-                    let both = Operand::<T>::new(comm, &first, Use::Write, &stream)?;
+                    let both = Operand::<T>::new(comm, &first, &stream)?;
                     operation.enqueue(collectives, &both.slice, &both.slice, &stream)?;
                     return both.finish(&stream);
                 };
-                let send = Operand::<T>::new(comm, &first, Use::Read, &stream)?;
-                let recv = Operand::<T>::new(comm, second, Use::Write, &stream)?;
+                let send = Operand::<T>::new(comm, &first, &stream)?;
+                let recv = Operand::<T>::new(comm, second, &stream)?;
                 operation.enqueue(collectives, &send.slice, &recv.slice, &stream)?;
                 recv.finish(&stream)
             })
@@ -190,14 +194,14 @@ impl PyCollectives {
         let (py, inner) = (send.py(), self.own.get()?);
         let Inner { comm, collectives } = &*inner;
         let (asked, stream) = (stream, comm.gpu.stream(stream, py)?);
-        let (from, to) = (Array::of(comm, send, "send")?, Array::of(comm, recv, "recv")?);
+        let (from, to) = (Array::of(comm, send, "send")?, Array::of(comm, recv, "recv")?.written());
         to.require_type(from.data_type, "recv")?;
         let (sent, received) = (offsets(&send_counts), offsets(&recv_counts));
         let call = || {
             let collectives = &*collectives.lock();
             with_type!(from.data_type, T => {
-                let send = Operand::<T>::new(comm, &from, Use::Read, &stream)?;
-                let recv = Operand::<T>::new(comm, &to, Use::Write, &stream)?;
+                let send = Operand::<T>::new(comm, &from, &stream)?;
+                let recv = Operand::<T>::new(comm, &to, &stream)?;
                 let sent = Parts { counts: &send_counts, offsets: &sent };
                 let received = Parts { counts: &recv_counts, offsets: &received };
                 collectives.all_to_all_v(&send.slice, sent, &recv.slice, received, &stream)?;
@@ -236,6 +240,7 @@ impl PyCollectives {
         residual.require_type(input.data_type, "residual")?;
         weight.require_type(input.data_type, "weight")?;
         let output = output.map(|output| array(output, "output")).transpose()?;
+        let output = output.map(Array::written);
         let scale = scale.map(|scale| array(scale, "scale")).transpose()?;
         match (&output, &scale) {
             (Some(output), None) => output.require_type(input.data_type, "output")?,
@@ -248,20 +253,22 @@ impl PyCollectives {
             }
             (None, None) => {}
         }
+        // The input is written too without an output, as it is that, and with a quantised output, as
+        // NCCL then reduces in place.
+        let keeps_input = output.is_some() && scale.is_none();
+        let input = if keeps_input { input } else { input.written() };
+        let residual = residual.written();
         let call = || {
             let collectives = &*collectives.lock();
             with_type!(input.data_type, T => {
-                // The input is written too without an output, as it is that, and with a quantised
-                // output, as NCCL then reduces in place.
-                let read = if output.is_some() && scale.is_none() { Use::Read } else { Use::Write };
-                let input = Operand::<T>::new(comm, &input, read, &stream)?;
-                let residual = Operand::<T>::new(comm, &residual, Use::Write, &stream)?;
-                let weight = Operand::<T>::new(comm, &weight, Use::Read, &stream)?;
+                let input = Operand::<T>::new(comm, &input, &stream)?;
+                let residual = Operand::<T>::new(comm, &residual, &stream)?;
+                let weight = Operand::<T>::new(comm, &weight, &stream)?;
                 let (x, sums, factors) = (&input.slice, &residual.slice, &weight.slice);
                 match (&output, &scale) {
                     (Some(output), Some(scale)) => {
-                        let output = Operand::<F8E4M3>::new(comm, output, Use::Write, &stream)?;
-                        let scale = Operand::<f32>::new(comm, scale, Use::Read, &stream)?;
+                        let output = Operand::<F8E4M3>::new(comm, output, &stream)?;
+                        let scale = Operand::<f32>::new(comm, scale, &stream)?;
                         let quantised = (&output.slice, &scale.slice);
                         collectives.all_reduce_rmsnorm_quantised(
                             x, sums, factors, quantised, eps, &stream,
@@ -269,7 +276,7 @@ impl PyCollectives {
                         output.finish(&stream)?;
                     }
                     (Some(output), None) => {
-                        let output = Operand::<T>::new(comm, output, Use::Write, &stream)?;
+                        let output = Operand::<T>::new(comm, output, &stream)?;
                         let to = &output.slice;
                         collectives.all_reduce_rmsnorm(x, sums, factors, to, eps, &stream)?;
                         output.finish(&stream)?;

@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use crate::array::type_of;
+use crate::debug;
 use crate::errors::invalid;
 use crate::own::{Home, Own};
 use crate::signals::waiting;
@@ -264,7 +265,8 @@ impl PyCommunicator {
     /// Waits until every rank has called this, and not for the GPUs. Collective.
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
         let comm = self.get()?;
-        waiting(py, || comm.communicator.barrier())
+        waiting(py, || comm.communicator.barrier())?;
+        debug::barrier(py, Some(&comm))
     }
 
     /// Waits until the work on a stream is done; None: torch's current stream, or devcomm's own.

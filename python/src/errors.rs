@@ -11,6 +11,7 @@ pub struct Class(&'static str);
 
 pub const INVALID_INPUT: Class = Class("InvalidInput");
 pub const STATE_ERROR: Class = Class("StateError");
+pub const CHECK_ERROR: Class = Class("CheckError");
 
 /// Returns an exception of this class.
 pub fn raise(Class(name): Class, message: impl Into<String>) -> PyErr {

@@ -13,7 +13,7 @@ use crate::array::Array;
 use crate::communicator::{Comm, PyCommunicator};
 use crate::errors::{invalid, invalid_input};
 use crate::grouped::numbers_of;
-use crate::operand::{Operand, Use};
+use crate::operand::Operand;
 use crate::own::Own;
 use crate::products::{Products, activation_of};
 
@@ -153,15 +153,17 @@ impl PyExpertParallel {
             return Err(invalid(text));
         }
         let data_type = if self.f8 { DataType::Float8e4m3 } else { DataType::Bfloat16 };
-        let rows = self.rows_of(comm, rows, "rows", data_type)?;
+        let rows = self.rows_of(comm, rows, "rows", data_type)?.written();
         let scales = scales.map(|scales| {
             let expected = [self.hidden / 128, rows.shape[0]];
             Array::of(comm, scales, "scales")?.require(DataType::Float32, &expected, "scales")
         });
-        let scales = scales.transpose()?;
+        let scales = scales.transpose()?.map(Array::written);
         let numbers = |array: Option<&Bound<'_, PyAny>>, len, name| {
             let array = array.map(|array| numbers_of(comm, array, name));
-            array.map(|array| array?.require(DataType::Uint32, &[len], name)).transpose()
+            let array =
+                array.map(|array| array?.require(DataType::Uint32, &[len], name)).transpose()?;
+            Ok::<_, PyErr>(array.map(Array::written))
         };
         let offsets = numbers(offsets, self.local_experts + 1, "offsets")?;
         let sizes = numbers(sizes, self.local_experts, "sizes")?;
@@ -171,13 +173,13 @@ impl PyExpertParallel {
         inner.call(py, &arrays, stream, |Experts { parallel, .. }, stream| {
             match &scales {
                 None => {
-                    let rows = Operand::<bf16>::new(comm, &rows, Use::Write, stream)?;
+                    let rows = Operand::<bf16>::new(comm, &rows, stream)?;
                     parallel.group(&rows.slice, stream)?;
                     rows.finish(stream)?;
                 }
                 Some(scales) => {
-                    let rows = Operand::<F8E4M3>::new(comm, &rows, Use::Write, stream)?;
-                    let scales = Operand::<f32>::new(comm, scales, Use::Write, stream)?;
+                    let rows = Operand::<F8E4M3>::new(comm, &rows, stream)?;
+                    let scales = Operand::<f32>::new(comm, scales, stream)?;
                     parallel.group_f8(&rows.slice, &scales.slice, stream)?;
                     rows.finish(stream)?;
                     scales.finish(stream)?;
@@ -190,7 +192,7 @@ impl PyExpertParallel {
             ];
             for (array, numbers) in numbers {
                 let Some(array) = array else { continue };
-                let array = Operand::<u32>::new(comm, array, Use::Write, stream)?;
+                let array = Operand::<u32>::new(comm, array, stream)?;
                 stream.copy(&numbers, &array.slice)?;
                 array.finish(stream)?;
             }
@@ -216,7 +218,7 @@ impl PyExpertParallel {
         let outputs = self.outputs(comm, output, residual)?;
         let arrays: Vec<_> = std::iter::once(&rows).chain(outputs.all()).collect();
         inner.call(py, &arrays, stream, |of, stream| {
-            let rows = Operand::<bf16>::new(comm, &rows, Use::Read, stream)?;
+            let rows = Operand::<bf16>::new(comm, &rows, stream)?;
             outputs.combine(&of.parallel, comm, &rows.slice, stream)
         })
     }
@@ -256,8 +258,8 @@ impl PyExpertParallel {
         let outputs = self.outputs(comm, output, residual)?;
         let arrays: Vec<_> = tokens.iter().chain([&up, &down]).chain(outputs.all()).collect();
         inner.call(py, &arrays, stream, |of, stream| {
-            let up = Operand::<bf16>::new(comm, &up, Use::Read, stream)?;
-            let down = Operand::<bf16>::new(comm, &down, Use::Read, stream)?;
+            let up = Operand::<bf16>::new(comm, &up, stream)?;
+            let down = Operand::<bf16>::new(comm, &down, stream)?;
             of.dispatch(comm, &tokens, stream)?;
             let matrices = [&up.slice, &down.slice];
             let rows = of.multiply(comm, matrices, [wide, hidden], activation, stream)?;
@@ -310,7 +312,7 @@ impl PyExpertParallel {
         residual: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Outputs> {
         let rows = |array, name| self.rows_of(comm, array, name, DataType::Bfloat16);
-        let output = rows(output, "output")?;
+        let output = rows(output, "output")?.written();
         let residual = residual.map(|residual| rows(residual, "residual")).transpose()?;
         if let Some(residual) = &residual
             && residual.shape != output.shape
@@ -340,9 +342,9 @@ impl Outputs {
         rows: &R,
         stream: &Stream,
     ) -> Result<()> {
-        let read = |array| Operand::<bf16>::new(comm, array, Use::Read, stream);
+        let read = |array| Operand::<bf16>::new(comm, array, stream);
         let residual = self.residual.as_ref().map(read).transpose()?;
-        let output = Operand::<bf16>::new(comm, &self.output, Use::Write, stream)?;
+        let output = Operand::<bf16>::new(comm, &self.output, stream)?;
         let residual = residual.as_ref().map(|residual| &residual.slice);
         parallel.combine(rows, &output.slice, residual, stream)?;
         output.finish(stream)
@@ -354,9 +356,9 @@ impl Experts {
     fn dispatch(&self, comm: &Comm, tokens: &[Array; 3], stream: &Stream) -> Result<()> {
         let [input, ids, weights] = tokens;
         let count = input.shape[0];
-        let input = Operand::<bf16>::new(comm, input, Use::Read, stream)?;
-        let ids = Operand::<i32>::new(comm, ids, Use::Read, stream)?;
-        let weights = Operand::<f32>::new(comm, weights, Use::Read, stream)?;
+        let input = Operand::<bf16>::new(comm, input, stream)?;
+        let ids = Operand::<i32>::new(comm, ids, stream)?;
+        let weights = Operand::<f32>::new(comm, weights, stream)?;
         let (input, ids, weights) = (&input.slice, &ids.slice, &weights.slice);
         self.parallel.dispatch(Tokens { count, input, ids, weights }, stream)
     }

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use crate::array::Array;
 use crate::communicator::{Comm, PyCommunicator};
 use crate::errors::invalid;
-use crate::operand::{Operand, Use};
+use crate::operand::Operand;
 use crate::own::Own;
 use crate::products::{Added, Keywords, Layout, Matrices, Products};
 
@@ -189,8 +189,7 @@ impl Call<'_, '_> {
         let others: Vec<_> = added.arrays().chain(of_scales).collect();
         let py = matrices.c.py();
         inner.with::<T, DeviceSlice<O>, _>(py, [a, b, c], &others, *stream, |gemm, [a, b], c| {
-            let read =
-                |array: &Array| Ok::<_, Error>(Operand::new(comm, array, Use::Read, own)?.slice);
+            let read = |array: &Array| Ok::<_, Error>(Operand::new(comm, array, own)?.slice);
             let on_gpu = |Scales { per_block, of: [a, b] }: &Scales| {
                 Ok::<_, Error>(Scales { per_block: *per_block, of: [read(a)?, read(b)?] })
             };

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use crate::array::{Array, new_tensor};
 use crate::communicator::{Comm, PyCommunicator};
 use crate::errors::invalid;
-use crate::operand::{Operand, Use};
+use crate::operand::Operand;
 use crate::own::Own;
 use crate::products::{Products, activation_of};
 
@@ -64,7 +64,7 @@ impl PyGroupedGemm {
                 new_tensor(like, "new_zeros", [extent(&a, 0), extent(&b, 1)], a.data_type)?
             }
         };
-        let factors = [a, b, array(&c, "c")?];
+        let factors = [a, b, array(&c, "c")?.written()];
         let groups = [(offsets, "offsets"), (sizes, "sizes")];
         let [offsets, sizes] = groups.map(|(array, name)| numbers_of(&inner.comm, array, name));
         let groups = [offsets?, sizes?];
@@ -125,8 +125,8 @@ fn launch<T: HalfElement>(
     }
     let own = &inner.stream;
     inner.with(py, [a, b, c], &[offsets, sizes], stream, |gemm, [a, b], c: &DeviceSlice<T>| {
-        let offsets = Operand::<u32>::new(&inner.comm, offsets, Use::Read, own)?;
-        let sizes = Operand::<u32>::new(&inner.comm, sizes, Use::Read, own)?;
+        let offsets = Operand::<u32>::new(&inner.comm, offsets, own)?;
+        let sizes = Operand::<u32>::new(&inner.comm, sizes, own)?;
         let groups = RowGroups { offsets: offsets.slice.clone(), sizes: sizes.slice.clone() };
         gemm.launch(a, b, c, &groups, shape, activation)
     })

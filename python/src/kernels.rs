@@ -12,6 +12,7 @@ use pyo3::types::{PyBytes, PyTuple};
 
 use crate::array::{Array, Place};
 use crate::communicator::{Comm, PyCommunicator, PyDevComm};
+use crate::debug;
 use crate::errors::invalid;
 use crate::operand::with_type;
 use crate::own::Own;
@@ -110,7 +111,11 @@ impl PyKernelSet {
             unsafe { kernels.on(&stream).launch_by_name(name, config, &args) }
         };
         let arrays: Vec<_> = values.iter().filter_map(Value::array).collect();
-        comm.gpu.call(py, (&stream, asked), &arrays, launch)
+        comm.gpu.call(py, (&stream, asked), &arrays, launch)?;
+        values.iter().try_for_each(|value| match value {
+            Value::Window(window) => debug::shared(py, window, name, &stream),
+            _ => Ok(()),
+        })
     }
 
     /// Unloads them, when their last launch is done.
@@ -190,19 +195,16 @@ impl Value {
         }
         let pointer = inside("*const ", "").or_else(|| inside("*mut ", ""));
         if let Some(element) = inside("&[", "]").or(pointer) {
-            let array = Array::of(comm, arg, &param.name)?;
+            let (array, written) = (Array::of(comm, arg, &param.name)?, ty.starts_with("*mut"));
             match array.place {
                 Place::Host { .. } => return Err(wrong("an array on the GPU")),
-                Place::Gpu { writable: false, .. } if ty.starts_with("*mut") => {
+                Place::Gpu { writable: false, .. } if written => {
                     return Err(wrong("an array that may be written to"));
-                }
-                Place::Gpu { ordinal, .. } if ordinal != comm.gpu.context.ordinal() => {
-                    let own = comm.gpu.context.ordinal();
-                    return Err(wrong(&format!("an array on GPU {own}, and not on GPU {ordinal}")));
                 }
                 _ => {}
             }
             require_element(param, element, array.data_type)?;
+            let array = Array { written, ..array };
             return Ok(if pointer.is_some() { Self::Address(array) } else { Self::Slice(array) });
         }
         macro_rules! bytes {

@@ -6,6 +6,7 @@
 mod array;
 mod collectives;
 mod communicator;
+mod debug;
 mod errors;
 mod expert_parallel;
 mod fused;
@@ -52,6 +53,8 @@ mod _devcomm {
     use crate::collectives::PyCollectives;
     #[pymodule_export]
     use crate::communicator::{PyCommunicator, PyDevComm};
+    #[pymodule_export]
+    use crate::debug::watch;
     #[pymodule_export]
     use crate::expert_parallel::PyExpertParallel;
     #[pymodule_export]

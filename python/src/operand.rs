@@ -41,24 +41,16 @@ pub struct Operand<T: Element> {
     back: Option<u64>,
 }
 
-/// What a call does with an operand.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Use {
-    Read,
-    /// Written, and possibly read too.
-    Write,
-}
-
 impl<T: Element> Operand<T> {
     /// Returns the elements of an array of this type; those of an array of the host are copied to
-    /// the GPU.
+    /// the GPU, and if it is [written](Array::written), [`finish`](Self::finish) copies them back.
     ///
     /// The caller's reference keeps the array.
-    pub fn new(comm: &Comm, array: &Array, usage: Use, stream: &Stream) -> Result<Self> {
+    pub fn new(comm: &Comm, array: &Array, stream: &Stream) -> Result<Self> {
         debug_assert_eq!(array.data_type, T::DATA_TYPE);
         let (address, len) = (array.address, array.len);
         if let Place::Host { writable: false } | Place::Gpu { writable: false, .. } = &array.place
-            && usage == Use::Write
+            && array.written
         {
             return Err(invalid_input("an array to write to is read-only"));
         }
@@ -68,25 +60,18 @@ impl<T: Element> Operand<T> {
                 let window = window.typed::<T>()?;
                 return Ok(window.device_slice().into());
             }
-            Place::Gpu { ordinal: gpu, .. } => {
-                let own = comm.gpu.context.ordinal();
-                if comm.gpu.simulated {
-                    return Err(invalid_input("a tensor of a real GPU in a simulated world"));
-                }
-                if *gpu != own {
-                    return Err(invalid_input(format!(
-                        "a tensor on GPU {gpu}, but the communicator is on GPU {own}"
-                    )));
-                }
+            Place::Gpu { .. } if comm.gpu.simulated => {
+                return Err(invalid_input("a tensor of a real GPU in a simulated world"));
+            }
+            Place::Gpu { .. } | Place::Dlpack { .. } => {
                 return Ok(Self::on_gpu(comm, address, len));
             }
-            Place::Dlpack { .. } => return Ok(Self::on_gpu(comm, address, len)),
         }
         // Memory has at least an element. The slice keeps it.
         let copy = comm.communicator.mem_alloc::<T>(len.max(1))?;
         let slice = copy.slice(..len)?;
         stream.copy_to_device(elements::<T>(address, len), &slice)?;
-        let back = (usage == Use::Write).then_some(address);
+        let back = array.written.then_some(address);
         Ok(Self { slice, back })
     }
 

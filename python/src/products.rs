@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use crate::array::{Array, Place, new_tensor};
 use crate::communicator::{Comm, PyCommunicator};
 use crate::errors::{invalid, invalid_input};
-use crate::operand::{Operand, Use};
+use crate::operand::Operand;
 use crate::own::Own;
 use crate::signals::waiting;
 
@@ -69,8 +69,8 @@ impl<G: Send + 'static> Products<G> {
     ) -> PyResult<R> {
         let (comm, [a, b, c]) = (&self.comm, arrays);
         self.call(py, &[&arrays, others].concat(), stream, |gemm, own| {
-            let a = Operand::<T>::new(comm, a, Use::Read, own)?;
-            let b = Operand::<T>::new(comm, b, Use::Read, own)?;
+            let a = Operand::<T>::new(comm, a, own)?;
+            let b = Operand::<T>::new(comm, b, own)?;
             C::with(comm, c, own, |c| work(gemm, [&a.slice, &b.slice], c))
         })
     }
@@ -97,7 +97,7 @@ impl<T: Element> Written for DeviceSlice<T> {
         stream: &Stream,
         write: impl FnOnce(&Self) -> Result<R>,
     ) -> Result<R> {
-        let operand = Operand::<T>::new(comm, array, Use::Write, stream)?;
+        let operand = Operand::<T>::new(comm, array, stream)?;
         let done = write(&operand.slice)?;
         operand.finish(stream)?;
         Ok(done)
@@ -179,7 +179,7 @@ impl<'py> Matrices<'py> {
     ) -> PyResult<Self> {
         let like = a;
         let (a, b) = (Array::of(comm, a, "a")?, Array::of(comm, b, "b")?);
-        let given = c.map(|c| Array::of(comm, c, "c")).transpose()?;
+        let given = c.map(|c| Array::of(comm, c, "c")).transpose()?.map(Array::written);
         let turned = |array: &Array, transposed| match array.shape[..] {
             [columns, rows] if transposed => Some([rows, columns]),
             [rows, columns] => Some([rows, columns]),
@@ -206,7 +206,7 @@ impl<'py> Matrices<'py> {
             (Some(c), Some(array)) => (c.clone(), array),
             _ => {
                 let c = new_tensor(like, "new_empty", [rows, shape[1]], new(a.data_type))?;
-                let array = Array::of(comm, &c, "c")?;
+                let array = Array::of(comm, &c, "c")?.written();
                 (c, array)
             }
         };
@@ -253,7 +253,7 @@ impl Added {
     /// Returns the memory on the GPU, of elements of this type.
     pub fn slices<O: Element>(&self, comm: &Comm, own: &Stream) -> Result<Added<DeviceSlice<O>>> {
         let slice = |array: &Option<Array>| {
-            let read = |array| Operand::new(comm, array, Use::Read, own);
+            let read = |array| Operand::new(comm, array, own);
             Ok::<_, Error>(array.as_ref().map(read).transpose()?.map(|operand| operand.slice))
         };
         let (bias, residual) = (slice(&self.bias)?, slice(&self.residual)?);

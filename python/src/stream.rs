@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::array::Array;
+use crate::debug;
 use crate::errors::{exception, invalid, invalid_input};
 use crate::own::detached;
 use crate::signals::waiting;
@@ -121,6 +122,7 @@ impl Gpu {
         arrays: &[&Array],
         f: impl FnOnce() -> devcomm::Result<R>,
     ) -> PyResult<R> {
+        debug::called(py, (!self.simulated).then_some(stream), arrays)?;
         // No other library has memory of simulated GPUs.
         if self.simulated {
             return waiting(py, f);

@@ -11,8 +11,9 @@ use pyo3::types::{PyCapsule, PyDict};
 
 use crate::array::{Array, Place};
 use crate::communicator::Comm;
+use crate::debug;
 use crate::errors::{invalid, invalid_input};
-use crate::operand::{Operand, Use, with_type};
+use crate::operand::{Operand, with_type};
 use crate::own::Own;
 use crate::signals::waiting;
 
@@ -37,6 +38,12 @@ struct Exported {
 impl Drop for Exported {
     fn drop(&mut self) {
         self.slice.context().drop_after_work(self.slice.clone());
+    }
+}
+
+impl Drop for Win {
+    fn drop(&mut self) {
+        debug::dropped(self);
     }
 }
 
@@ -74,10 +81,10 @@ impl Win {
         Own::lasting(&self.comm.home, Arc::clone(self.exported.get_or_init(make)))
     }
 
-    /// Copies an array to the window, for [`Use::Read`] of the array, or the window to the array.
-    fn copy(&self, py: Python<'_>, host: &Bound<'_, PyAny>, usage: Use) -> PyResult<()> {
+    /// Copies the window to an array, if it is `written`, or the array to the window.
+    fn copy(&self, py: Python<'_>, host: &Bound<'_, PyAny>, written: bool) -> PyResult<()> {
         let (comm, name) = (&self.comm, "the array");
-        let array = Array::of(comm, host, name)?;
+        let array = Array { written, ..Array::of(comm, host, name)? };
         array.require_type(self.data_type, name)?;
         if array.len != self.len {
             let (found, len) = (array.len, self.len);
@@ -87,10 +94,10 @@ impl Win {
         comm.gpu.call(py, (&stream, None), &[&array], || {
             with_type!(self.data_type, T => {
                 let window = self.typed::<T>()?;
-                let operand = Operand::<T>::new(comm, &array, usage, &stream)?;
-                match usage {
-                    Use::Read => stream.copy(&operand.slice, window)?,
-                    Use::Write => stream.copy(window, &operand.slice)?,
+                let operand = Operand::<T>::new(comm, &array, &stream)?;
+                match written {
+                    true => stream.copy(window, &operand.slice)?,
+                    false => stream.copy(&operand.slice, window)?,
                 }
                 operand.finish(&stream)
             })
@@ -167,13 +174,13 @@ impl PyWindow {
     /// torch's current stream or devcomm's own. An array of the host has been read when this
     /// returns.
     fn copy_from(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.own().get()?.copy(py, array, Use::Read)
+        self.own().get()?.copy(py, array, false)
     }
 
     /// Copies the elements to an array of the same length; one of the host has them when this
     /// returns.
     fn copy_to(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.own().get()?.copy(py, array, Use::Write)
+        self.own().get()?.copy(py, array, true)
     }
 
     /// Puts elements into this window of the rank peer, from element at on, and then signals that
@@ -208,13 +215,15 @@ impl PyWindow {
         let (asked, stream) = (stream, comm.gpu.stream(stream, py)?);
         let end = count.map_or(array.len, |count| first.saturating_add(count));
         let to = Signal { peer, index, context };
-        comm.gpu.call(py, (&stream, asked), &[&array], || {
+        let put = || {
             with_type!(window.data_type, T => {
-                let source = Operand::<T>::new(comm, &array, Use::Read, &stream)?;
+                let source = Operand::<T>::new(comm, &array, &stream)?;
                 let part = source.slice.slice(first..end)?;
                 comm.communicator.put_signal(&part, window.typed::<T>()?, at, to, &stream)
             })
-        })
+        };
+        comm.gpu.call(py, (&stream, asked), &[&array], put)?;
+        debug::shared(py, &window, "put_signal", &stream)
     }
 
     /// DLPack: the memory as a tensor for another library. It does not wait for work that writes

@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple, PyType};
 
 use crate::communicator::{Comm, PyCommunicator};
+use crate::debug;
 use crate::errors::{STATE_ERROR, exception, invalid, raise};
 use crate::own::{Home, Own, Scope};
 use crate::signals::{Interrupt, SleepsAfterPython, interrupted_by_signals, waiting};
@@ -266,7 +267,8 @@ impl PyRank {
 
     /// Waits until every rank has called this, and not for the GPUs. Collective.
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, |running| running.rank().barrier())
+        self.with(py, |running| running.rank().barrier())?;
+        debug::barrier(py, None)
     }
 
     /// Returns the bytes of every rank, in the order of ranks. Collective.

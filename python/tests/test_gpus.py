@@ -240,6 +240,83 @@ def test_ctrl_c_ends_the_wait_for_ranks_that_do_not_come():
     assert (ended.returncode, ended.stdout) == (0, "interrupted\n"), ended.stderr
 
 
+def test_debug_names_the_mistakes_of_a_program():
+    program = """if True:
+        import os
+        import devcomm
+
+        devcomm.load_nccl()
+        import torch
+        import torch.distributed as dist
+        import devcomm.torch
+
+        rank, n = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+        comm = devcomm.Communicator.from_torch()
+        collectives = devcomm.Collectives(comm)
+        name = devcomm.torch.register(comm)
+        x, side = torch.ones(1000, device=device), torch.cuda.Stream()
+
+        def found(check, call):
+            try:
+                call()
+            except devcomm.CheckError as error:
+                assert str(error).startswith(check), error
+            else:
+                raise AssertionError(check)
+
+        def all_reduce(x):
+            torch.ops.devcomm.all_reduce_(x, name)
+
+        for reduce in (collectives.all_reduce, all_reduce):
+            reduce(x)
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                x.fill_(2)
+            found("stream_order", lambda: reduce(x))
+            torch.cuda.current_stream().wait_stream(side)
+            reduce(x)
+            # Here torch finds it, after a call of devcomm's.
+            with torch.cuda.stream(side):
+                try:
+                    x.add_(1)
+                except torch.cuda._sanitizer.CUDASanitizerErrors:
+                    pass
+                else:
+                    raise AssertionError
+            torch.cuda.synchronize()
+
+        if torch.cuda.device_count() > 1:
+            other = torch.ones(4, device=torch.device("cuda", (device.index + 1) % 2))
+            found("tensor_device", lambda: collectives.all_reduce(other))
+
+        window, source = comm.window(4, "f32"), comm.window(4, "f32")
+        for barrier in (True, False):
+            window.put_signal(source, (rank + 1) % n)
+            comm.wait_signal((rank - 1) % n)
+            if barrier:
+                comm.synchronize()
+                comm.barrier()
+        window.close()
+        found("window_dropped", lambda: collectives.all_reduce(x))
+        torch.cuda.synchronize()
+        print("found", flush=True)
+        os._exit(0)
+    """
+    port = str(int(os.environ["MASTER_PORT"]) + 40)
+    variables = {name: value for name, value in os.environ.items() if "TORCHELASTIC" not in name}
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env=variables | {"MASTER_PORT": port, "DEVCOMM_DEBUG": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "found\n"), ended.stderr
+
+
 def test_calls_follow_torchs_current_stream(coll):
     side = torch.cuda.Stream()
     for _ in range(50):

@@ -4,10 +4,12 @@
     world.run(lambda rank: devcomm.Collectives(rank.communicator()).all_reduce(x))
 
 In a process that uses torch.distributed, `Communicator.from_torch()` takes its communicator.
-`import devcomm.torch` defines torch's operators, `torch.ops.devcomm.*`.
+`import devcomm.torch` defines torch's operators, `torch.ops.devcomm.*`. DEVCOMM_DEBUG=1 enables the
+checks of `devcomm.debug`.
 """
 
 import atexit
+import os
 
 from devcomm._devcomm import (
     AllGatherGemm,
@@ -28,6 +30,7 @@ from devcomm._devcomm import (
     load_nccl,
 )
 from devcomm.errors import (
+    CheckError,
     DevCommError,
     DriverError,
     Error,
@@ -40,6 +43,7 @@ from devcomm.errors import (
 
 __all__ = [
     "AllGatherGemm",
+    "CheckError",
     "Collectives",
     "Communicator",
     "DevComm",
@@ -64,3 +68,8 @@ __all__ = [
 ]
 
 atexit.register(_forget)
+
+if os.environ.get("DEVCOMM_DEBUG") == "1":
+    from devcomm import debug
+
+    debug.enable()

@@ -43,7 +43,9 @@ class Group:
             here = torch.device("cuda", self.communicator.device)
         for name, tensor in tensors.items():
             if isinstance(tensor, torch.Tensor) and tensor.device != here:
-                raise devcomm.InvalidInput(f"{name} is on {tensor.device}, expected {here}")
+                raise devcomm.CheckError(
+                    f"tensor_device: {name} is on {tensor.device}, expected {here}"
+                )
 
     def product(self, kind, m, columns):
         """The object of a class for products of up to m rows and so many columns (AllGatherGemm: of

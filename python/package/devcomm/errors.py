@@ -31,3 +31,8 @@ class StateError(Error):
 
 class InvalidInput(Error, ValueError):
     """An argument is invalid."""
+
+
+class CheckError(InvalidInput):
+    """A check has found a mistake of the program; the text begins with the check's name. See
+    devcomm.debug."""

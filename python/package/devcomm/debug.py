@@ -1,0 +1,127 @@
+"""Checks of programs that use torch and devcomm, each with a name: to find mistakes, not for speed.
+
+    DEVCOMM_DEBUG=1 torchrun --nproc-per-node 2 train.py
+
+or `devcomm.debug.enable()`, before the program uses a GPU. A check that finds a mistake raises
+`devcomm.CheckError`, whose text begins with its name:
+
+| check | the mistake |
+|---|---|
+| `stream_order` | a call uses a tensor that work on another stream writes, or writes one that it \
+reads, and neither waits for the other |
+| `window_dropped` | a window is closed or dropped, and other ranks may still use it: a kernel of a \
+`KernelSet` got it, or `put_signal` put into it, and since then the ranks have not waited for that \
+work (`synchronize`) and then for each other (`barrier`) |
+| `tensor_device` | a tensor is on another GPU than the communicator; always checked |
+
+`stream_order` is torch's own check of its operations, `torch.cuda._sanitizer`, with devcomm's calls
+added. It knows tensors by their first element, and the order that streams, events and
+synchronisation of torch make; two calls of one devcomm object on two streams need such an order too,
+for their tensors. It does not see replays of graphs, what torch.compile has compiled, and threads
+other than the one that enabled it.
+
+`window_dropped` does not know whether a kernel ends with a barrier of the ranks, after which a rank
+may drop the window at once. Python frees what it drops in a later call of devcomm's, which raises
+the error; `found` has those that were found when no call followed.
+"""
+
+import sys
+import threading
+import traceback
+
+from devcomm import _devcomm
+from devcomm.errors import CheckError
+
+__all__ = ["enable", "found"]
+
+#: The errors of windows, in the order in which they were found.
+found: list[CheckError] = []
+
+
+class _Watch:
+    """The methods that `src/debug.rs` calls."""
+
+    def __init__(self, handler):
+        self._handler = handler  # torch.cuda._sanitizer's, with GPUs
+        self._shared = {}
+        self._raised = threading.local()
+
+    def called(self, stream, arrays):
+        """A call is about to use arrays, each an address and whether it is written. stream: None:
+        of simulated GPUs."""
+        self._raise()
+        if self._handler is None or stream is None:
+            return
+        written = {address for address, is_written in arrays if is_written}
+        read = {address for address, _ in arrays} - written
+        names = {address: [] for address in read | written}
+        errors = self._handler._handle_kernel_launch(
+            stream, read, written, set(), "a call of devcomm", names
+        )
+        if errors:
+            raise CheckError(f"stream_order: {errors[0]}")
+
+    def shared(self, comm, window, call, stream):
+        """A call has enqueued work in which ranks use the window of others."""
+        where = traceback.extract_stack(limit=2)[0]  # the caller of devcomm
+        what = f"{call}, called in {where.filename}:{where.lineno}"
+        self._shared[comm, window] = (what, stream, threading.get_ident())
+
+    def barrier(self, comm):
+        """All ranks have come to a barrier, of a communicator or of this thread's world."""
+        for key, (what, stream, thread) in list(self._shared.items()):
+            of_comm = key[0] == comm if comm is not None else thread == threading.get_ident()
+            if of_comm and self._is_done(stream):
+                self._shared.pop(key, None)
+        self._raise()
+
+    @staticmethod
+    def _is_done(stream):
+        if stream is None:
+            return True
+        import torch
+
+        stream = torch.cuda.ExternalStream(stream) if stream else torch.cuda.default_stream()
+        return stream.query()
+
+    def dropped(self, comm, window):
+        what, *_ = self._shared.pop((comm, window), (None,))
+        if what is None:
+            return
+        error = CheckError(
+            f"window_dropped: a window at {window:#x} was dropped after {what}, and other ranks "
+            "may still use it: before, all ranks wait for that work, comm.synchronize(), and then "
+            "for each other, comm.barrier()"
+        )
+        found.append(error)
+        self._raised.error = error
+        print(f"devcomm.debug: {error}", file=sys.stderr)
+
+    def _raise(self):
+        error, self._raised.error = getattr(self._raised, "error", None), None
+        if error is not None:
+            raise error
+
+
+_watch = None
+
+
+def enable() -> None:
+    """Enables the checks for the rest of the program."""
+    global _watch
+    if _watch is not None:
+        return
+    handler = None
+    try:
+        import torch
+    except ModuleNotFoundError:
+        pass
+    else:
+        if torch.version.cuda is not None and torch.cuda.is_available():
+            from torch.cuda import _sanitizer
+
+            if not _sanitizer.cuda_sanitizer.enabled:
+                _sanitizer.enable_cuda_sanitizer()
+            handler = _sanitizer.cuda_sanitizer.dispatch.event_handler
+    _watch = _Watch(handler)
+    _devcomm._watch(_watch)

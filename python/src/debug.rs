@@ -1,0 +1,72 @@
+//! What `devcomm.debug` sees of calls, once it is enabled.
+
+use devcomm::Stream;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+use crate::array::{Array, Owner, Place};
+use crate::communicator::Comm;
+use crate::stream::LEGACY;
+use crate::window::Win;
+
+/// The object whose methods are called.
+static WATCH: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
+/// Lets the first object that is passed see the calls that follow.
+#[pyfunction(name = "_watch")]
+pub fn watch(py: Python<'_>, watcher: Py<PyAny>) {
+    let _ = WATCH.set(py, watcher);
+}
+
+/// A call is about to use these arrays on a stream; `None`: one of simulated GPUs.
+pub fn called(py: Python<'_>, stream: Option<&Stream>, arrays: &[&Array]) -> PyResult<()> {
+    let Some(watch) = WATCH.get(py) else { return Ok(()) };
+    let is_torchs = |place: &_| match place {
+        Place::Gpu { owner: Owner::Torch(_), .. } | Place::Window(_) => true,
+        Place::Gpu { owner: Owner::Other(_), .. } | Place::Host { .. } | Place::Dlpack { .. } => {
+            false
+        }
+    };
+    let arrays = arrays.iter().filter(|array| array.len > 0 && is_torchs(&array.place));
+    let arrays: Vec<_> = arrays.map(|array| (array.address, array.written)).collect();
+    watch.call_method1(py, "called", (stream.map(handle), arrays))?;
+    Ok(())
+}
+
+/// A call, of this name, has enqueued work on a stream in which ranks use the window of others.
+pub fn shared(py: Python<'_>, window: &Win, call: &str, stream: &Stream) -> PyResult<()> {
+    let Some(watch) = WATCH.get(py) else { return Ok(()) };
+    let stream = (!window.comm.gpu.simulated).then(|| handle(stream));
+    watch.call_method1(py, "shared", (key(&window.comm), window.address(), call, stream))?;
+    Ok(())
+}
+
+/// All ranks have come to a barrier: of a communicator, or of a world.
+pub fn barrier(py: Python<'_>, comm: Option<&Comm>) -> PyResult<()> {
+    let Some(watch) = WATCH.get(py) else { return Ok(()) };
+    watch.call_method1(py, "barrier", (comm.map(key),))?;
+    Ok(())
+}
+
+/// A window is about to be freed.
+pub fn dropped(window: &Win) {
+    Python::attach(|py| {
+        let Some(watch) = WATCH.get(py) else { return };
+        let dropped = watch.call_method1(py, "dropped", (key(&window.comm), window.address()));
+        if let Err(error) = dropped {
+            error.write_unraisable(py, None);
+        }
+    });
+}
+
+/// Returns the number by which torch knows a stream.
+fn handle(stream: &Stream) -> usize {
+    match stream.as_raw() as usize {
+        LEGACY => 0,
+        handle => handle,
+    }
+}
+
+fn key(comm: &Comm) -> usize {
+    std::ptr::from_ref(comm) as usize
+}

@@ -1,0 +1,58 @@
+"""`devcomm.debug` on simulated GPUs, in a process of its own, as it stays enabled."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+BEFORE = """
+import devcomm
+
+def put(rank, then):
+    comm = rank.communicator()
+    source, window = comm.window(4, "f32"), comm.window(4, "f32")
+    window.put_signal(source, 1 - rank.rank)
+    comm.wait_signal(1 - rank.rank)
+    then(comm, window)
+    comm.barrier()
+"""
+
+
+def run(program):
+    command, env = [sys.executable, "-c", BEFORE + program], os.environ | {"DEVCOMM_DEBUG": "1"}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_a_window_that_is_closed_before_a_barrier_is_found():
+    ended = run("""
+def mistake(comm, window):
+    window.close()
+
+try:
+    devcomm.World.simulated(2).run(lambda rank: put(rank, mistake))
+except devcomm.CheckError as error:
+    print(error)
+assert len(devcomm.debug.found) == 2, devcomm.debug.found
+""")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("window_dropped: a window at 0x"), ended.stdout
+    assert "after put_signal, called in <string>:7" in ended.stdout, ended.stdout
+    assert ended.stderr.count("devcomm.debug: window_dropped") == 2, ended.stderr
+
+
+@pytest.mark.parametrize("barrier", ["comm.barrier()", "window.rank.barrier()"])
+def test_a_window_that_is_closed_after_a_barrier_is_not(barrier):
+    ended = run(f"""
+def right(comm, window, rank):
+    comm.synchronize()
+    {barrier.replace("window.rank", "rank")}
+    window.close()
+
+def on(rank):
+    put(rank, lambda comm, window: right(comm, window, rank))
+
+devcomm.World.simulated(2).run(on)
+assert not devcomm.debug.found, devcomm.debug.found
+""")
+    assert (ended.returncode, ended.stderr) == (0, "")
