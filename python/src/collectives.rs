@@ -253,7 +253,7 @@ impl PyCollectives {
             }
             (None, None) => {}
         }
-        // The input is written too without an output, as it is that, and with a quantised output, as
+        // The input is written too without an output, as it is that, and with a quantised output:
         // NCCL then reduces in place.
         let keeps_input = output.is_some() && scale.is_none();
         let input = if keeps_input { input } else { input.written() };

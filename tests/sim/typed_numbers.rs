@@ -30,7 +30,8 @@ fn warps_and_blocks_reduce_by_any_operator() {
                 assert!((got[4] / sum - 1.0).abs() < 1e-5, "{} is not {sum}", got[4]);
                 let last = (i / 32 * 32 + 31) as f32;
                 let prefix = warp[..=i % 32].iter().sum();
-                let want = [warp.iter().sum(), least, of_four, last, prefix];
+                let same = warp.iter().filter(|y| **y == x[i]).count() as f32;
+                let want = [warp.iter().sum(), least, of_four, last, prefix, same];
                 assert_eq!(got[5..], want, "thread {i}");
             }
             Ok(())

@@ -296,3 +296,13 @@ votes! {
     bool, all warp_vote_all, vote_all, "Returns whether every `predicate` is true";
     bool, any warp_vote_any, vote_any, "Returns whether any `predicate` is true";
 }
+
+/// Returns a bit for each lane of the warp that has the same `value`. PTX: `match.any.sync`.
+///
+/// # Safety
+///
+/// All 32 lanes call this together.
+#[track_caller]
+pub unsafe fn match_any(value: u32) -> u32 {
+    arch::match_any(value)
+}

@@ -99,24 +99,19 @@ impl Counters {
     /// may have the expert several times. Lane `k` has the `k`-th expert; a lane without
     /// one gets any number. All lanes of a warp call this together, and no other warp uses `next`.
     pub(super) unsafe fn take_next(self, expert: Option<u32>) -> u32 {
-        let (own, mut place) = (expert.unwrap_or(NONE), 0);
         // SAFETY: all lanes of the warp are here, and no other warp uses `next`, as the caller
         // guarantees.
         unsafe {
-            for k in 0..Shape::TOP_K as u32 {
-                let other = warp::shuffle_idx(own, k);
-                place += u32::from(k < warp::lane_id() && other == own);
-            }
-            if let Some(expert) = expert {
-                place += self.next.load(expert);
+            let same = warp::match_any(expert.unwrap_or(NONE));
+            let before = same & ((1 << warp::lane_id()) - 1);
+            let first = expert.map_or(0, |expert| self.next.load(expert));
+            warp::sync();
+            if let (Some(expert), 0) = (expert, before) {
+                self.next.store(expert, first + same.count_ones());
             }
             warp::sync();
-            if let Some(expert) = expert {
-                self.next.add_one(expert);
-            }
-            warp::sync();
+            first + before.count_ones()
         }
-        place
     }
 }
 

@@ -47,11 +47,13 @@ impl<R: Rows> Dispatch<'_, R> {
         // Every lane has a message that says whether the row is sent.
         let slot = COUNT + 1 + part.row * top_k + warp::lane_id() % top_k;
         let (mut payload, mut message) = (Payload::ZERO, [0; 2]);
-        let mut tokens = 0;
+        let (mut tokens, nothing) = (0, Vec16::from_bits([0; 4]));
         // SAFETY: the kernel's caller guarantees the memory, with slots for the most tokens. After
         // the wait the vectors have arrived.
         unsafe {
-            // All messages that may have arrived are polled at once.
+            // All messages that may have arrived are polled at once. No branch is around a load, so
+            // that all are in flight together; slot 0 stands for a vector that no rank sends. With
+            // scales there are no registers for that.
             self.comm.wait_until(Coop::thread(), || {
                 if session.absent.contains(source) {
                     return true;
@@ -60,11 +62,14 @@ impl<R: Rows> Dispatch<'_, R> {
                 let told = session.numbered.peek(source, slot);
                 let mut all = true;
                 for i in 0..VECTORS {
-                    if let Some(at) = part.vector_of(part.row as usize, i) {
-                        let vector = session.rows.peek(source, at as u32);
-                        all &= vector.is_some();
-                        payload.row[i] = vector.unwrap_or(payload.row[i]);
+                    let at = part.vector_of(part.row as usize, i);
+                    if R::HAS_SCALES && at.is_none() {
+                        continue;
                     }
+                    let vector = session.rows.peek(source, at.unwrap_or(0) as u32);
+                    all &= vector.is_some() || at.is_none();
+                    let before = if R::HAS_SCALES { payload.row[i] } else { nothing };
+                    payload.row[i] = vector.unwrap_or(before);
                 }
                 if let Some(slot) = self.scales_slot(part) {
                     let scales = session.rows.peek(source, slot);

@@ -25,12 +25,13 @@ may drop the window at once. Python frees what it drops in a later call of devco
 the error; `found` has those that were found when no call followed.
 """
 
+import contextlib
 import sys
 import threading
 import traceback
 
 from devcomm import _devcomm
-from devcomm.errors import CheckError
+from devcomm.errors import CheckError, Error
 
 __all__ = ["enable", "found"]
 
@@ -111,6 +112,10 @@ def enable() -> None:
     global _watch
     if _watch is not None:
         return
+    if "torch" not in sys.modules:
+        # Torch's NCCL may be too old; without a newer one, calls that need it say so.
+        with contextlib.suppress(Error):
+            _devcomm.load_nccl()
     handler = None
     try:
         import torch

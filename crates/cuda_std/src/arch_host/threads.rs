@@ -112,6 +112,12 @@ pub(crate) fn warp_min(value: u32) -> u32 {
     [16, 8, 4, 2, 1].into_iter().fold(value, exchanged)
 }
 
+#[track_caller]
+pub(crate) fn match_any(value: u32) -> u32 {
+    let has = |lane| shuffle(u32::MAX, Shuffle::Index, value, lane, 32).0 == value;
+    (0..32).fold(0, |lanes, lane| lanes | u32::from(has(lane)) << lane)
+}
+
 #[inline]
 #[track_caller]
 pub(crate) fn vote_all(mask: u32, predicate: bool) -> bool {

@@ -38,6 +38,9 @@ instructions! { [nomem nostack]
     fn warp_min(value: u32) -> u32:
         "redux.sync.min.u32 {least}, {value}, 0xffffffff;",
         in(reg32: value), out(reg32: least) => least;
+    fn match_any(value: u32) -> u32:
+        "match.any.sync.b32 {lanes}, {value}, 0xffffffff;",
+        in(reg32: value), out(reg32: lanes) => lanes;
     fn ballot_of(mask: u32, predicate: u32) -> u32:
         "{{ .reg .pred p; setp.ne.u32 p, {predicate}, 0; \
          vote.sync.ballot.b32 {lanes}, p, {mask}; }}",

@@ -6,11 +6,12 @@ use cuda_std::reduce::{SoftmaxSum, arg_max};
 use nccl_device::{Coop, DevComm, LlA2aBuffer, LlA2aHandle, Window};
 
 /// What [`reduce_numbers()`] stores for each thread.
-pub const RESULTS: usize = 10;
+pub const RESULTS: usize = 11;
 
 /// Reduces each thread's element of `x` over the block and the warp: maximum and its index, the
 /// denominator of the softmax, the warp's sum and minimum, the sum of four lanes, the largest
-/// thread number of the warp, and the sum of the lanes up to this one. One block.
+/// thread number of the warp, the sum of the lanes up to this one, and the number of lanes with
+/// this one's number. One block.
 #[kernel]
 pub unsafe fn reduce_numbers(x: *const f32, out: *mut f32) {
     let thread = thread::thread_idx_x();
@@ -28,7 +29,9 @@ pub unsafe fn reduce_numbers(x: *const f32, out: *mut f32) {
         let last = (u32::MAX - last) as f32;
         let place = place as f32;
         let prefix = warp_prefix_sum(mine);
-        let results = [largest, again, place, max, sum, of_warp, least, of_four, last, prefix];
+        let same = warp::match_any(mine.to_bits()).count_ones() as f32;
+        let results =
+            [largest, again, place, max, sum, of_warp, least, of_four, last, prefix, same];
         let mut i = 0;
         while i < RESULTS {
             mem::store(out.add(thread as usize * RESULTS + i), results[i]);
