@@ -253,11 +253,9 @@ impl PyCollectives {
             }
             (None, None) => {}
         }
-        // The input is written too without an output, as it is that, and with a quantised output:
-        // NCCL then reduces in place.
-        let keeps_input = output.is_some() && scale.is_none();
-        let input = if keeps_input { input } else { input.written() };
-        let residual = residual.written();
+        // Without an output the input is that; with a quantised one NCCL may reduce in place.
+        let written = output.is_none() || scale.is_some();
+        let (input, residual) = (Array { written, ..input }, residual.written());
         let call = || {
             let collectives = &*collectives.lock();
             with_type!(input.data_type, T => {

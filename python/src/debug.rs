@@ -18,7 +18,7 @@ pub fn watch(py: Python<'_>, watcher: Py<PyAny>) {
     let _ = WATCH.set(py, watcher);
 }
 
-/// A call is about to use these arrays on a stream; `None`: one of simulated GPUs.
+/// Reports that a call is about to use these arrays on a stream; `None`: one of simulated GPUs.
 pub fn called(py: Python<'_>, stream: Option<&Stream>, arrays: &[&Array]) -> PyResult<()> {
     let Some(watch) = WATCH.get(py) else { return Ok(()) };
     let is_torchs = |place: &_| match place {
@@ -33,7 +33,8 @@ pub fn called(py: Python<'_>, stream: Option<&Stream>, arrays: &[&Array]) -> PyR
     Ok(())
 }
 
-/// A call, of this name, has enqueued work on a stream in which ranks use the window of others.
+/// Reports that a call of this name has enqueued work on a stream in which ranks use each other's
+/// parts of the window.
 pub fn shared(py: Python<'_>, window: &Win, call: &str, stream: &Stream) -> PyResult<()> {
     let Some(watch) = WATCH.get(py) else { return Ok(()) };
     let stream = (!window.comm.gpu.simulated).then(|| handle(stream));
@@ -41,14 +42,14 @@ pub fn shared(py: Python<'_>, window: &Win, call: &str, stream: &Stream) -> PyRe
     Ok(())
 }
 
-/// All ranks have come to a barrier: of a communicator, or of a world.
+/// Reports that all ranks have come to a barrier: of a communicator, or of a world.
 pub fn barrier(py: Python<'_>, comm: Option<&Comm>) -> PyResult<()> {
     let Some(watch) = WATCH.get(py) else { return Ok(()) };
     watch.call_method1(py, "barrier", (comm.map(key),))?;
     Ok(())
 }
 
-/// A window is about to be freed.
+/// Reports that a window is about to be freed.
 pub fn dropped(window: &Win) {
     Python::attach(|py| {
         let Some(watch) = WATCH.get(py) else { return };
