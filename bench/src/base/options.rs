@@ -146,11 +146,6 @@ pub struct RunOptions {
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 
-    /// Memory in pages of 2 MiB that each rank takes first, so that the rest lies elsewhere:
-    /// starts of the program with other numbers say how much the times depend on that
-    #[arg(long, value_name = "PAGES", default_value_t = 0)]
-    pub placement: usize,
-
     #[command(flatten)]
     pub nccl_tests: NcclTestsOptions,
 }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use devcomm::{
-    CollectivesOptions, Communicator, DeviceBuffer, Element, Event, Graph, Kernels, LaunchConfig,
-    Rank, Stream, SymmetricBuffer,
+    CollectivesOptions, Communicator, Element, Event, Graph, Kernels, LaunchConfig, Rank, Stream,
+    SymmetricBuffer,
 };
 use devcomm_bench_kernels::plain;
 use fastrand::Rng;
@@ -37,8 +37,6 @@ pub struct Harness<'a> {
     events: (Event, Event),
     /// The kernel of --between, and its memory: an element for each thread.
     between: Option<(Kernels, SymmetricBuffer<u32>)>,
-    /// The memory of --placement.
-    _placement: Option<DeviceBuffer<u8>>,
 }
 
 /// A configuration of NCCL, with its communicator.
@@ -82,8 +80,6 @@ impl<'a> Harness<'a> {
             true => Sensors::open(&gpu::pci_bus_id(rank.context())?),
             false => None,
         };
-        let place = || rank.context().alloc(run.placement << 21);
-        let _placement = (run.placement > 0).then(place).transpose()?;
         let comm = rank.communicator()?;
         let between = || -> Result<_> {
             let len = if rank.is_simulated() { 64 } else { BETWEEN.0 * BETWEEN.1 };
@@ -99,7 +95,6 @@ impl<'a> Harness<'a> {
             limit: options.limit(),
             events: (rank.context().event()?, rank.context().event()?),
             between: run.between.then(between).transpose()?,
-            _placement,
         })
     }
 
