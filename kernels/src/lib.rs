@@ -29,8 +29,8 @@ mod prelude {
     pub(crate) use devcomm_types::{F8E4M3, F8E5M2, GridConstant, TensorMap};
     pub(crate) use nccl_device::gin::GinBackend;
     pub(crate) use nccl_device::{
-        ANY_RANKS, BarrierIndex, Coop, DevComm, Element, Epoch, Flag, Lamport, LamportMemory,
-        LamportSlots, LsaPtr, MemoryOrder, Team, Window, message,
+        ANY_RANKS, BarrierIndex, Coop, DevComm, Element, Epoch, Flag, Flags, Lamport,
+        LamportMemory, LamportSlots, LsaPtr, MemoryOrder, Team, Window, message,
     };
 
     pub(crate) use crate::scale::Scale;

@@ -80,6 +80,20 @@ impl<'a> Flags<'a> {
         assert!(index < self.len, "there is no such flag");
         Flag { comm: self.comm, words: self.words, index: self.first + index as usize }
     }
+
+    /// Waits until each of these flags of this rank that `is_awaited` is `value`, or less than 2^31
+    /// above it, modulo 2^32. The threads of the coop poll different flags at the same time. The
+    /// posters' earlier writes are then visible to every thread of the coop.
+    #[track_caller]
+    pub fn wait_all_at_least(&self, coop: Coop, value: u32, is_awaited: impl Fn(u32) -> bool) {
+        let mut outcome = Outcome::Done;
+        for index in coop.strided(self.len) {
+            if outcome == Outcome::Done && is_awaited(index) {
+                outcome = self.at(index).wait(Coop::thread(), value, Deadline::NEVER);
+            }
+        }
+        finish(coop, outcome, CoopCall::new("flags.wait_all_at_least").arg("value", value.into()));
+    }
 }
 
 /// A 32-bit word in each rank of the LSA team by which one rank signals its progress to another.

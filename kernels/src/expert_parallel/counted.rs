@@ -127,11 +127,11 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Returns the flag by which `rank` tells each rank that it has reached `step`.
-    fn flag(&self, step: Step, rank: i32) -> Flag<'a> {
-        let index = step as usize * self.team.n_ranks as usize + rank as usize;
-        // SAFETY: the caller of `new` guarantees the memory of the flags, and the index is in it.
-        unsafe { Flag::new(self.comm, self.flags, index) }
+    /// Returns the flags by which each rank tells each rank that it has reached `step`.
+    fn flags(&self, step: Step) -> Flags<'a> {
+        let ranks = self.team.n_ranks as u32;
+        // SAFETY: the caller of `new` guarantees the memory of the flags of all steps.
+        unsafe { Flags::new(self.comm, self.flags, step as usize * ranks as usize, ranks) }
     }
 
     /// Tells all ranks, also this one, that this rank has reached `step`. All threads of one block
@@ -140,7 +140,8 @@ impl<'a> Progress<'a> {
     pub(super) fn tell(&self, step: Step) {
         for peer in Coop::cta().strided(self.team.n_ranks as u32) {
             if !self.absent.contains(peer as usize) {
-                self.flag(step, self.team.rank).post(Coop::thread(), peer as i32, self.epoch.get());
+                let flag = self.flags(step).at(self.team.rank as u32);
+                flag.post(Coop::thread(), peer as i32, self.epoch.get());
             }
         }
     }
@@ -161,11 +162,8 @@ impl<'a> Progress<'a> {
     /// Waits until all ranks have reached `step`, and sees what they had written by then. All
     /// threads of the block call this together.
     pub(super) fn wait(&self, step: Step) {
-        for peer in self.team.all_from_self() {
-            if !self.absent.contains(peer as usize) {
-                self.flag(step, peer).wait_at_least(Coop::cta(), self.epoch.get());
-            }
-        }
+        let is_there = |peer| !self.absent.contains(peer as usize);
+        self.flags(step).wait_all_at_least(Coop::cta(), self.epoch.get(), is_there);
     }
 
     /// Ends the epoch of a launch that receives. All threads of the grid call this, once.
