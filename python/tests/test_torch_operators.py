@@ -229,6 +229,20 @@ def test_a_tensor_that_is_not_where_the_gpu_is_is_refused_by_its_name():
         devcomm.torch.unregister(name)
 
 
+def test_torch_knows_that_an_operator_has_changed_a_tensor():
+    def run(rank, name):
+        x = numbers(rank.rank, 4).requires_grad_()
+        saved = 2 * x
+        loss = (saved * saved).sum()
+        OPS.all_reduce_(saved.detach(), name)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        with torch.inference_mode():
+            OPS.all_reduce_(numbers(rank.rank, 4), name)
+
+    on_ranks(run)
+
+
 def test_a_maximum_has_no_derivative():
     def run(rank, name):
         x = torch.ones(4, requires_grad=True)

@@ -27,8 +27,8 @@ pub fn lines(program: &str, rows: &[Row]) -> String {
         let root = if program == "broadcast_perf" { 0 } else { -1 };
         let (size, count) = (row.size, row.count);
         let mut line = format!("{size:12}  {count:12}  {dtype:>8}  {redop:>6}  {root:6}");
-        let same =
-            |other: &&Row| other.in_place && (other.size, &other.dtype) == (row.size, &row.dtype);
+        let of = |row: &Row| (row.size, row.dtype.clone(), row.redop.clone());
+        let same = |other: &&Row| other.in_place && of(other) == of(row);
         for row in [Some(row), rows.iter().find(same)] {
             let number = |value: fn(&Row) -> Option<f64>, width| {
                 row.and_then(value).map_or("N/A".to_owned(), |number| fit(number, width))
@@ -133,6 +133,16 @@ mod tests {
         assert!(text.contains("  1073741824     536870912  bfloat16     sum      -1"), "{text}");
         let head = |line: usize| text.lines().nth(line).unwrap().len();
         assert_eq!((head(2), head(3), head(4)), (head(5), head(5), head(5)), "{text}");
+    }
+
+    #[test]
+    fn a_row_in_place_is_of_the_same_reduction() {
+        let row = |redop, in_place| {
+            let case = Case { size: 1024, count: 256, dtype: "f32", redop, ..Case::NONE };
+            Row { in_place, time_us: Some(7.5), ..case.row(Variant::RustOps) }
+        };
+        let text = lines("all_reduce_perf", &[row("sum", false), row("max", true)]);
+        assert!(text.contains("7.50") && text.contains("N/A"), "{text}");
     }
 
     #[test]

@@ -288,14 +288,12 @@ impl GinSupport {
     /// devcomm's plugin, which NCCL does not find by itself, must be enabled.
     fn why_disabled(&self, route: GinRoute) -> Option<String> {
         let plugin = self.loopback.as_ref().ok().filter(|_| route == GinRoute::ProxyLoopback)?;
-        // Either path may be a link to the file.
-        match &self.rma_plugin {
-            None => Some("it is not enabled: NCCL_RMA_PLUGIN is not set".to_owned()),
-            Some(other) if fs::canonicalize(other).ok() != fs::canonicalize(plugin).ok() => {
-                Some(format!("NCCL_RMA_PLUGIN is {other}"))
-            }
-            Some(_) => None,
-        }
+        let Some(named) = &self.rma_plugin else {
+            return Some("it is not enabled: NCCL_RMA_PLUGIN is not set".to_owned());
+        };
+        // NCCL reads a list, and either path may be a link to the file.
+        let is_plugin = |path: &str| fs::canonicalize(path).ok() == fs::canonicalize(plugin).ok();
+        (!named.split(',').any(is_plugin)).then(|| format!("NCCL_RMA_PLUGIN is {named}"))
     }
 
     /// Returns text for an error message: why each route of a back end is unavailable. `None`

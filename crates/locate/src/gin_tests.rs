@@ -103,9 +103,10 @@ fn a_plugin_that_is_there_but_not_switched_on_is_said_to_be_so() {
     std::os::unix::fs::symlink("loopback.so.0.1", &plugin).unwrap();
     let why = |named: Option<&'static str>| {
         let program = Some(root.path().join("program"));
-        let named = named.map(|path| root.path().join(path));
+        let path = |name| root.path().join(name).display().to_string();
+        let named = named.map(|list| list.split(',').map(path).collect::<Vec<_>>().join(","));
         let var = move |name: &str| {
-            named.as_ref().filter(|_| name == "NCCL_RMA_PLUGIN").map(|path| path.into())
+            named.as_ref().filter(|_| name == "NCCL_RMA_PLUGIN").map(|list| list.into())
         };
         let env = Env { var: Box::new(var), program, ..Env::empty() };
         let support = gin_support_in(&env, root.path(), Some(GPUS));
@@ -115,6 +116,7 @@ fn a_plugin_that_is_there_but_not_switched_on_is_said_to_be_so() {
     assert!(why(None).contains("not enabled: NCCL_RMA_PLUGIN is not set"));
     assert!(why(Some("other.so")).contains("other.so"));
     assert!(why(Some("libdevcomm_rma_loopback.so")).contains("looks possible"));
+    assert!(why(Some("other.so,libdevcomm_rma_loopback.so")).contains("looks possible"));
 }
 
 #[test]

@@ -35,9 +35,10 @@
 //! memory model, are an error ([`Error::Race`]) that names both: kernel, rank, block, thread and
 //! line. The detection covers kernels, asynchronous copies, `wgmma`, GIN, streams, graphs,
 //! collectives and copies of the host, and finds most races whatever the schedule. The work that a
-//! host thread enqueues is ordered after another thread's only if that thread had waited for it
-//! before the two met ([`Machine::exchange`]). With [`Simulation::weak`], atomic
-//! loads see old values, and copies read their source and write their target late.
+//! host thread enqueues is ordered after that of another GPU's thread only if that one had waited
+//! for it before the two met ([`Machine::exchange`]); threads of one GPU may meet unseen, and share
+//! what they have waited for. With [`Simulation::weak`], atomic loads see old values, and copies
+//! read their source and write their target late.
 //!
 //! # Time
 //!

@@ -77,14 +77,13 @@ operator(
     "(Tensor input, Tensor ids, Tensor weights, str name) -> (Tensor, Tensor, Tensor)",
     _expert_dispatch,
     _fake_dispatch,
-).register_autograd(
     lambda ctx, grad, *_: (
         _ops._expert_dispatch_backward(grad, *ctx.saved_tensors, ctx.name),
         None,
         None,
         None,
     ),
-    setup_context=_expert_dispatch_keep,
+    _expert_dispatch_keep,
 )
 
 
@@ -158,7 +157,9 @@ operator(
     "(Tensor rows, Tensor ids, Tensor weights, str name, Tensor? residual=None) -> Tensor",
     _expert_combine,
     _tokens_like,
-).register_autograd(_expert_combine_grads, setup_context=_expert_combine_keep)
+    _expert_combine_grads,
+    _expert_combine_keep,
+)
 
 
 def _expert_combine_backward(grad, rows, ids, weights, name):

@@ -150,12 +150,38 @@ def experts_of(name):
     return experts
 
 
-def operator(name, schema, function, fake, mutates=()):
-    """Defines an operator, and returns it."""
-    new = torch.library.custom_op
-    defined = new(f"devcomm::{name}", function, mutates_args=mutates, schema=schema)
-    defined.register_fake(fake)
-    return defined
+_library = torch.library.Library("devcomm", "FRAGMENT")
+
+
+def operator(name, schema, function, fake, backward=None, keep=None):
+    """Defines an operator. It has a derivative by `backward`, given what `keep` keeps, unless it
+    writes into tensors of the caller's.
+
+    torch.library.custom_op would check at each call whether results are arguments, which takes
+    longer than the call.
+    """
+    _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    arguments = getattr(torch.ops.devcomm, name).default._schema.arguments
+    infos = [argument.alias_info for argument in arguments]
+    written = [i for i, info in enumerate(infos) if info is not None and info.is_write]
+
+    def call(*args):
+        result = function(*args)
+        # Torch sees that what it has saved for a derivative has changed.
+        for i in written:
+            if not args[i].is_inference():
+                torch.autograd.graph.increment_version(args[i])
+        return result
+
+    def no_derivative(ctx, *grads):
+        raise NotImplementedError(f"devcomm::{name} has no derivative")
+
+    _library.impl(name, call, "CompositeExplicitAutograd")
+    full = f"devcomm::{name}"
+    torch.library.register_fake(full, fake, lib=_library)
+    if not written:
+        backward = backward or no_derivative
+        torch.library.register_autograd(full, backward, setup_context=keep, lib=_library)
 
 
 def define(name, inputs, shape, run, backward, option=("op", "", ["sum"]), new="new_empty"):
@@ -206,7 +232,6 @@ def define(name, inputs, shape, run, backward, option=("op", "", ["sum"]), new="
         return *backward(ctx, grad.contiguous()), *(None,) * ctx.others
 
     schema = f"({inputs}, str name{option[1]}) -> Tensor"
-    defined = operator(name, schema, call, allocate)
-    defined.register_autograd(gradients, setup_context=keep)
+    operator(name, schema, call, allocate, gradients, keep)
     schema = f"({inputs}, Tensor(a!) out, str name{option[1]}) -> ()"
-    operator(f"{name}_out", schema, write, lambda *args: None, {"out"})
+    operator(f"{name}_out", schema, write, lambda *args: None)

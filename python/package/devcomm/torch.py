@@ -244,7 +244,6 @@ operator(
     f"(Tensor(a!) input, str name{_OP[1]}) -> ()",
     _all_reduce_in_place,
     lambda *args: None,
-    {"input"},
 )
 
 
@@ -292,13 +291,14 @@ operator(
         input.new_empty(input.shape),
         residual.new_empty(residual.shape),
     ),
-).register_autograd(_rmsnorm_backward, setup_context=_rmsnorm_keep)
+    _rmsnorm_backward,
+    _rmsnorm_keep,
+)
 operator(
     "all_reduce_rmsnorm_",
     "(Tensor(a!) input, Tensor(b!) residual, Tensor weight, str name, float eps=1e-6) -> ()",
     lambda input, residual, weight, name, eps=1e-6: _rmsnorm(input, residual, weight, name, eps),
     lambda *args: None,
-    {"input", "residual"},
 )
 operator(
     "all_reduce_rmsnorm_quantised",
@@ -308,7 +308,6 @@ operator(
         input, residual, weight, name, eps, _quantised(input), scale
     ),
     lambda input, *args: _quantised(input),
-    {"input", "residual"},
 )
 
 
