@@ -42,7 +42,7 @@ ROLES = {
     "gemm-allreduce": ("rust", {"nccl", "nccl-sym"} | SHOTS),
     "gemm-reduce-scatter": FUSED,
     "allgather-gemm": FUSED,
-    "ep": ("rust", {"nccl", "nccl-sym", "nccl-alltoall"}),
+    "ep": ("rust", {"nccl", "nccl-sym", "nccl-alltoall", "nccl-ep-ll", "nccl-ep-ht"}),
 }
 CASE_KEYS = ["size", "count", "type", "redop", "m", "n", "k", "tokens", "hidden", "l2", "in_place"]
 

@@ -265,8 +265,7 @@ impl PyCommunicator {
     /// Waits until every rank has called this, and not for the GPUs. Collective.
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
         let comm = self.get()?;
-        waiting(py, || comm.communicator.barrier())?;
-        debug::barrier(py, Some(&comm))
+        debug::barrier(py, Some(&comm), || waiting(py, || comm.communicator.barrier()))
     }
 
     /// Waits until the work on a stream is done; None: torch's current stream, or devcomm's own.

@@ -6,6 +6,7 @@ use pyo3::sync::PyOnceLock;
 
 use crate::array::{Array, Owner, Place};
 use crate::communicator::Comm;
+use crate::errors::exception;
 use crate::stream::LEGACY;
 use crate::window::Win;
 
@@ -18,7 +19,7 @@ pub fn watch(py: Python<'_>, watcher: Py<PyAny>) {
     let _ = WATCH.set(py, watcher);
 }
 
-/// Reports that a call is about to use these arrays on a stream; `None`: one of simulated GPUs.
+/// Reports that a call has enqueued work that uses these arrays; no stream: on simulated GPUs.
 pub fn called(py: Python<'_>, stream: Option<&Stream>, arrays: &[&Array]) -> PyResult<()> {
     let Some(watch) = WATCH.get(py) else { return Ok(()) };
     let is_torchs = |place: &_| match place {
@@ -37,21 +38,40 @@ pub fn called(py: Python<'_>, stream: Option<&Stream>, arrays: &[&Array]) -> PyR
 /// parts of the window.
 pub fn shared(py: Python<'_>, window: &Win, call: &str, stream: &Stream) -> PyResult<()> {
     let Some(watch) = WATCH.get(py) else { return Ok(()) };
-    let stream = (!window.comm.gpu.simulated).then(|| handle(stream));
-    watch.call_method1(py, "shared", (key(&window.comm), window.address(), call, stream))?;
+    // The default stream cannot be captured.
+    if !stream.is_default() && stream.is_capturing().map_err(exception)? {
+        return Ok(());
+    }
+    let (gpu, stream) = (&window.comm.gpu, handle(stream));
+    let (device, stream) = (gpu.context.ordinal(), (!gpu.simulated).then_some(stream));
+    let arguments = (key(&window.comm), window.address(), call, device, stream);
+    watch.call_method1(py, "shared", arguments)?;
     Ok(())
 }
 
-/// Reports that all ranks have come to a barrier: of a communicator, or of a world.
-pub fn barrier(py: Python<'_>, comm: Option<&Comm>) -> PyResult<()> {
+/// Reports that the host has waited for a stream; `None`: one of simulated GPUs.
+pub fn synchronized(py: Python<'_>, stream: Option<&Stream>) -> PyResult<()> {
     let Some(watch) = WATCH.get(py) else { return Ok(()) };
-    watch.call_method1(py, "barrier", (comm.map(key),))?;
+    watch.call_method1(py, "synchronized", (stream.map(handle),))?;
+    Ok(())
+}
+
+/// Does `wait`, a barrier of all ranks of a communicator or of a world, and reports it.
+pub fn barrier(
+    py: Python<'_>,
+    comm: Option<&Comm>,
+    wait: impl FnOnce() -> PyResult<()>,
+) -> PyResult<()> {
+    let Some(watch) = WATCH.get(py) else { return wait() };
+    let done = watch.call_method1(py, "arriving", (comm.map(key),))?;
+    wait()?;
+    watch.call_method1(py, "passed", (done,))?;
     Ok(())
 }
 
 /// Reports that a window is about to be freed.
 pub fn dropped(window: &Win) {
-    Python::attach(|py| {
+    Python::try_attach(|py| {
         let Some(watch) = WATCH.get(py) else { return };
         let dropped = watch.call_method1(py, "dropped", (key(&window.comm), window.address()));
         if let Err(error) = dropped {

@@ -122,14 +122,15 @@ impl Gpu {
         arrays: &[&Array],
         f: impl FnOnce() -> devcomm::Result<R>,
     ) -> PyResult<R> {
-        debug::called(py, (!self.simulated).then_some(stream), arrays)?;
         // No other library has memory of simulated GPUs.
         if self.simulated {
-            return waiting(py, f);
+            let done = waiting(py, f)?;
+            return debug::called(py, None, arrays).map(|()| done);
         }
         let done = waiting(py, || self.wait_for_writers(stream, arrays).and_then(|()| f()));
         let kept = self.keep(py, stream, asked, arrays);
-        done.and_then(|done| kept.map(|()| done))
+        let done = done.and_then(|done| kept.map(|()| done))?;
+        debug::called(py, Some(stream), arrays).map(|()| done)
     }
 
     fn keep(
@@ -181,7 +182,8 @@ impl Gpu {
     /// Waits until the stream's work is done.
     pub fn synchronize(&self, py: Python<'_>, asked: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let stream = self.stream(asked, py)?;
-        waiting(py, || stream.synchronize())
+        waiting(py, || stream.synchronize())?;
+        debug::synchronized(py, (!self.simulated).then_some(&stream))
     }
 }
 

@@ -267,8 +267,7 @@ impl PyRank {
 
     /// Waits until every rank has called this, and not for the GPUs. Collective.
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, |running| running.rank().barrier())?;
-        debug::barrier(py, None)
+        debug::barrier(py, None, || self.with(py, |running| running.rank().barrier()))
     }
 
     /// Returns the bytes of every rank, in the order of ranks. Collective.

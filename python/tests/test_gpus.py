@@ -291,13 +291,22 @@ def test_debug_names_the_mistakes_of_a_program():
             found("tensor_device", lambda: collectives.all_reduce(other))
 
         window, source = comm.window(4, "f32"), comm.window(4, "f32")
-        for barrier in (True, False):
+        for right in (True, False):
             window.put_signal(source, (rank + 1) % n)
             comm.wait_signal((rank - 1) % n)
-            if barrier:
+            if right:
                 comm.synchronize()
-                comm.barrier()
-        window.close()
+                torch.cuda._sleep(1 << 28)  # other work
+            else:
+                torch.cuda._sleep(1 << 28)
+                window.put_signal(source, (rank + 1) % n)
+                comm.wait_signal((rank - 1) % n)
+            comm.barrier()
+            torch.cuda.synchronize()
+            window.close()
+            if right:
+                collectives.all_reduce(x)
+                window = comm.window(4, "f32")
         found("window_dropped", lambda: collectives.all_reduce(x))
         torch.cuda.synchronize()
         print("found", flush=True)

@@ -243,6 +243,17 @@ def test_torch_knows_that_an_operator_has_changed_a_tensor():
     on_ranks(run)
 
 
+def test_quantised_sums_have_no_derivative():
+    def run(rank, name):
+        x, residual = (torch.ones(2, 16, dtype=torch.bfloat16) for _ in range(2))
+        weight, scale = torch.ones(16, dtype=torch.bfloat16, requires_grad=True), torch.ones(1)
+        y = OPS.all_reduce_rmsnorm_quantised(x, residual, weight, scale, name)
+        with pytest.raises(NotImplementedError, match="quantised has no derivative"):
+            y.float().sum().backward()
+
+    on_ranks(run)
+
+
 def test_a_maximum_has_no_derivative():
     def run(rank, name):
         x = torch.ones(4, requires_grad=True)

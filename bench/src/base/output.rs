@@ -44,8 +44,8 @@ pub fn validate_output(flag: &str, path: Option<&Path>) -> Result<()> {
     opened.with_context(|| format!("{flag}: cannot write {}", path.display()))
 }
 
-/// Writes a file. A reader, also after this program was killed, sees the old text or the
-/// new one.
+/// Writes a file. A reader, also after this program was killed, sees the old text or the new one,
+/// unless the folder takes no new file.
 pub fn write(path: &Path, text: &str) -> Result<()> {
     let at_once = || -> io::Result<()> {
         let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
@@ -58,8 +58,9 @@ pub fn write(path: &Path, text: &str) -> Result<()> {
         let new = target.with_file_name(name);
         match fs::write(&new, text) {
             Ok(()) => fs::rename(&new, &target),
-            // The folder takes no more files, but this one may be written.
-            Err(_) => fs::write(path, text),
+            // The folder takes no new file, but this one may be written.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => fs::write(path, text),
+            Err(error) => Err(error),
         }
     };
     at_once().with_context(|| format!("cannot write {}", path.display()))

@@ -417,7 +417,7 @@ impl<const N: usize, const EXITS: bool> Lamport<'_, N, EXITS> {
     /// # Safety
     ///
     /// The contract is that of [`receive_all`](Self::receive_all), but this peer need not send to
-    /// the slot.
+    /// the slot, and another thread may receive from it if the result is not used.
     pub unsafe fn peek<T: Element>(&self, source: usize, slot: u32) -> Option<Vec16<T>> {
         // SAFETY: the caller's thread alone empties this slot in this launch.
         let vector = unsafe { self.load(source, slot) };

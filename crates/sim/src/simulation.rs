@@ -36,8 +36,8 @@ const PCT_STEPS: u64 = 1000;
 ///
 /// The text form, which `DEVCOMM_SIMULATE` takes, is the number of GPUs followed by any of the
 /// settings: `4,team=2,multimem=0,network=rail,seed=7,preempt=1,multiprocessors=8`. It names the
-/// settings that differ from the default ones, and is complete: a run with the same settings is the
-/// same run.
+/// settings that differ from the default ones, and is complete but for a mutation: a run with the
+/// same settings is the same run.
 ///
 /// ```
 /// use devcomm_sim::Simulation;

@@ -20,8 +20,8 @@ use crate::machine::CallLock;
 pub struct Rank {
     // Fields are dropped in this order, since the communicator needs the context.
     /// Ends what the rank's function has dropped, which is postponed until that has ended, when the
-    /// other ranks know whether it failed. `None` for a rank from [`shrink`](Self::shrink), which
-    /// is dropped within that function.
+    /// other ranks know whether it failed. `None` for a rank from [`shrink`](Self::shrink): that of
+    /// the world's rank, which has the same context, postpones its drops.
     _drops: Option<PostponedDrops>,
     communicator: OnceLock<Communicator>,
     /// Held while the communicator is created.
@@ -93,6 +93,7 @@ impl Rank {
     pub fn shrink(&self) -> Result<Self> {
         refuse_inside("going on after a loss")?;
         self.context.refuse_capturing("ranks go on after a loss")?;
+        self.rendezvous.require_loss()?;
         // Communicators are aborted, since their kernels would wait for the lost rank.
         self.rendezvous.health().start_aborts();
         let rendezvous = self.rendezvous.survivors()?;
@@ -220,8 +221,9 @@ impl Rank {
 
     /// Returns a communicator that another library made of the ranks of this world, in their order,
     /// such as PyTorch's of its default group. Its ranks compare requirements and notice a lost
-    /// rank over the connections of this world. Otherwise the same as [`Communicator::from_raw`].
-    /// *Collective*.
+    /// rank over the connections of this world. They do not compare operations, in a checked world
+    /// either: the other library may enqueue some, too. Otherwise the same as
+    /// [`Communicator::from_raw`]. *Collective*.
     ///
     /// # Safety
     ///

@@ -81,7 +81,11 @@ fn a_rank_goes_on_once_and_only_after_a_loss_outside_of_groups() {
     let world = World::simulated(2).unwrap();
     let failed = world.run(|rank| {
         let refused = |result: Result<Rank>| result.err().unwrap();
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let weight = filled(comm, &[3.0_f32])?;
         assert!(refused(rank.shrink()).to_string().contains("no rank is lost"));
+        // The refusal has ended no communicator.
+        assert_eq!(sum(comm, &weight, &stream)?, 6.0);
         rank.barrier()?;
         if rank.rank() == 1 {
             return Err(failure("it fails".to_owned()));

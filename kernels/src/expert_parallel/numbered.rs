@@ -33,7 +33,8 @@ pub struct Messages {
 
 impl Messages {
     /// Returns what begins a launch without the absent ranks. The launch uses `used` slots for rows
-    /// and `capacity` numbered ones from each rank. Reads nothing that a kernel writes.
+    /// and `capacity` numbered ones from each rank, as every launch with this memory does: the
+    /// second bank lies that far after the first. Reads nothing that a kernel writes.
     ///
     /// The team has `N` ranks, or `N` is [`ANY_RANKS`], and the memory has the slots.
     #[track_caller]
@@ -96,9 +97,10 @@ pub(super) struct Numbered<const N: usize> {
 }
 
 impl<const N: usize> Numbered<N> {
-    /// Returns the number that says that a slot has this launch's message.
+    /// Returns the number that says that a slot has this launch's message; not 0, which slots hold
+    /// before the first launch. Of two launches of a bank that follow each other each has another.
     fn number(&self) -> u32 {
-        self.launch.wrapping_add(1)
+        self.launch.wrapping_add(1).max(1)
     }
 
     /// Returns the address of a slot of a source rank in a rank's memory, in this launch's bank.

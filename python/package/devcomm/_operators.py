@@ -3,6 +3,7 @@
 import itertools
 
 import torch
+from torch._library.autograd import Info, make_autograd_impl
 
 import devcomm
 
@@ -161,27 +162,33 @@ def operator(name, schema, function, fake, backward=None, keep=None):
     longer than the call.
     """
     _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
-    arguments = getattr(torch.ops.devcomm, name).default._schema.arguments
-    infos = [argument.alias_info for argument in arguments]
+    full, overload = f"devcomm::{name}", getattr(torch.ops.devcomm, name).default
+    infos = [argument.alias_info for argument in overload._schema.arguments]
     written = [i for i, info in enumerate(infos) if info is not None and info.is_write]
 
-    def call(*args):
-        result = function(*args)
-        # Torch sees that what it has saved for a derivative has changed.
-        for i in written:
-            if not args[i].is_inference():
-                torch.autograd.graph.increment_version(args[i])
-        return result
-
     def no_derivative(ctx, *grads):
-        raise NotImplementedError(f"devcomm::{name} has no derivative")
+        raise NotImplementedError(f"{full} has no derivative")
 
-    _library.impl(name, call, "CompositeExplicitAutograd")
-    full = f"devcomm::{name}"
+    def changed(keys, *args):
+        # Torch sees that what it has saved for a derivative has changed.
+        try:
+            with torch._C._AutoDispatchBelowADInplaceOrView():
+                keys = keys & torch._C._after_ADInplaceOrView_keyset
+                return overload.redispatch(keys, *args)
+        finally:
+            for i in written:
+                torch.autograd.graph.increment_version(args[i])
+
+    _library.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(full, fake, lib=_library)
     if not written:
         backward = backward or no_derivative
         torch.library.register_autograd(full, backward, setup_context=keep, lib=_library)
+        return
+    _library.impl(name, changed, "ADInplaceOrView", with_keyset=True)
+    if overload._schema.returns:
+        autograd = make_autograd_impl(overload, Info(no_derivative, None))
+        _library.impl(name, autograd, "Autograd", with_keyset=True)
 
 
 def define(name, inputs, shape, run, backward, option=("op", "", ["sum"]), new="new_empty"):

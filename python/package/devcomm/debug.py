@@ -16,13 +16,18 @@ work (`synchronize`) and then for each other (`barrier`) |
 
 `stream_order` is torch's own check of its operations, `torch.cuda._sanitizer`, with devcomm's calls
 added. It knows tensors by their first element, and the order that streams, events and
-synchronisation of torch make; two calls of one devcomm object on two streams need such an order too,
-for their tensors. It does not see replays of graphs, what torch.compile has compiled, and threads
-other than the one that enabled it.
+synchronisation of torch make, and `Communicator.synchronize`; two calls of one devcomm object on two
+streams need such an order too, for their tensors. It sees the thread that enabled it. It does not
+see graphs, windows as arguments of kernels, the window of `copy_from`, `copy_to` and
+`put_signal`, and arrays of other libraries. While torch's check is on, torch.compile compiles
+nothing: functions run as they are written.
 
-`window_dropped` does not know whether a kernel ends with a barrier of the ranks, after which a rank
-may drop the window at once. Python frees what it drops in a later call of devcomm's, which raises
-the error; `found` has those that were found when no call followed.
+`window_dropped` is found on a rank that has put or launched: a rank that others alone put to is not
+known to have a part in it. The barriers that count are those of `Communicator` and `Rank`, for work
+that was done when this rank came to them (on simulated GPUs, for all work). It does not know whether
+a kernel ends with a barrier of the ranks, after which a rank may drop the window at once. Python
+frees what it drops in a later call of devcomm's, which raises the error; `found` has those that were
+found when no call followed.
 """
 
 import contextlib
@@ -42,16 +47,17 @@ found: list[CheckError] = []
 class _Watch:
     """The methods that `src/debug.rs` calls."""
 
-    def __init__(self, handler):
-        self._handler = handler  # torch.cuda._sanitizer's, with GPUs
+    def __init__(self, torch, handler):
+        self._torch, self._handler = torch, handler  # torch with GPUs, and its sanitizer's handler
+        self._thread = threading.get_ident()
         self._shared = {}
         self._raised = threading.local()
 
     def called(self, stream, arrays):
-        """A call is about to use arrays, each an address and whether it is written. stream: None:
-        of simulated GPUs."""
+        """A call has enqueued work that uses arrays, each an address and whether it is written.
+        stream: None: of simulated GPUs."""
         self._raise()
-        if self._handler is None or stream is None:
+        if self._handler is None or stream is None or threading.get_ident() != self._thread:
             return
         written = {address for address, is_written in arrays if is_written}
         read = {address for address, _ in arrays} - written
@@ -62,30 +68,47 @@ class _Watch:
         if errors:
             raise CheckError(f"stream_order: {errors[0]}")
 
-    def shared(self, comm, window, call, stream):
+    def synchronized(self, stream):
+        """The host has waited for a stream."""
+        if self._handler is not None and stream is not None:
+            self._handler._handle_stream_synchronization(stream)
+
+    def shared(self, comm, window, call, device, stream):
         """A call has enqueued work in which ranks use the window of others."""
         where = traceback.extract_stack(limit=2)[0]  # the caller of devcomm
         what = f"{call}, called in {where.filename}:{where.lineno}"
-        self._shared[comm, window] = (what, stream, threading.get_ident())
+        self._shared[comm, window] = (what, self._event(device, stream), threading.get_ident())
 
-    def barrier(self, comm):
-        """All ranks have come to a barrier, of a communicator or of this thread's world."""
-        for key, (what, stream, thread) in list(self._shared.items()):
+    def _event(self, device, stream):
+        """An event after the work on a stream, if there is one."""
+        if self._torch is None or stream is None:
+            return None
+        cuda = self._torch.cuda
+        on = cuda.ExternalStream(stream, device) if stream else cuda.default_stream(device)
+        event = cuda.Event()
+        event.record(on)
+        return event
+
+    def arriving(self, comm):
+        """This rank comes to a barrier, of a communicator or of this thread's world. Returns what
+        has been shared by work that is done."""
+        done = []
+        for key, (_, event, thread) in self._shared.items():
             of_comm = key[0] == comm if comm is not None else thread == threading.get_ident()
-            if of_comm and self._is_done(stream):
-                self._shared.pop(key, None)
+            if of_comm and (event is None or event.query()):
+                done.append(key)
+        return done
+
+    def passed(self, done):
+        """All ranks have come to the barrier."""
+        for key in done:
+            self._shared.pop(key, None)
         self._raise()
 
-    @staticmethod
-    def _is_done(stream):
-        if stream is None:
-            return True
-        import torch
-
-        stream = torch.cuda.ExternalStream(stream) if stream else torch.cuda.default_stream()
-        return stream.query()
-
     def dropped(self, comm, window):
+        if self._handler is not None:
+            # Other memory may get the address.
+            self._handler.tensors_accessed.accesses.pop(window, None)
         what, *_ = self._shared.pop((comm, window), (None,))
         if what is None:
             return
@@ -116,17 +139,18 @@ def enable() -> None:
         # Torch's NCCL may be too old; without a newer one, calls that need it say so.
         with contextlib.suppress(Error):
             _devcomm.load_nccl()
-    handler = None
     try:
         import torch
     except ModuleNotFoundError:
-        pass
-    else:
-        if torch.version.cuda is not None and torch.cuda.is_available():
-            from torch.cuda import _sanitizer
+        torch = None
+    if torch is not None and not (torch.version.cuda and torch.cuda.is_available()):
+        torch = None
+    handler = None
+    if torch is not None:
+        from torch.cuda import _sanitizer
 
-            if not _sanitizer.cuda_sanitizer.enabled:
-                _sanitizer.enable_cuda_sanitizer()
-            handler = _sanitizer.cuda_sanitizer.dispatch.event_handler
-    _watch = _Watch(handler)
+        if not _sanitizer.cuda_sanitizer.enabled:
+            _sanitizer.enable_cuda_sanitizer()
+        handler = _sanitizer.cuda_sanitizer.dispatch.event_handler
+    _watch = _Watch(torch, handler)
     _devcomm._watch(_watch)

@@ -33,7 +33,7 @@ impl<'a> LlExchange<'a> {
         let threads = grid.threads.unwrap_or(THREADS);
         let wanted = count.div_ceil(threads as usize).clamp(1, MAX_BLOCKS) as u32;
         let blocks = grid.blocks.unwrap_or(wanted);
-        let mut requirements = DevCommRequirements::new().lsa_barriers(blocks);
+        let mut requirements = DevCommRequirements::new();
         let (max_elements, element_size) = (ranks as u32 * threads, size_of::<u64>() as u32);
         let exchange = requirements.add(LlA2a { blocks, max_elements, element_size });
         let workload = Self {

@@ -115,6 +115,17 @@ impl Rendezvous {
     /// [`WorldError::RankLost`](crate::WorldError::RankLost) if this rank is the lost one;
     /// [`WorldError::Rendezvous`](crate::WorldError::Rendezvous) if the ranks do not meet.
     pub(crate) fn survivors(&self) -> Result<Self> {
+        let lost = self.require_loss()?;
+        let _joining = self.recorder.begin(Operation::Survivors);
+        let joined = self.transport.join_survivors(lost)?;
+        let world = Self::of_world(joined, Arc::clone(&self.recorder)).checked(self.checked);
+        let _ = self.survivors.set(world.clone());
+        Ok(world)
+    }
+
+    /// Returns the lost rank, after whose loss this one may go on with the others; it has not done
+    /// so yet.
+    pub(crate) fn require_loss(&self) -> Result<usize> {
         let lost = self.health().lost_rank();
         let lost = lost.ok_or_else(|| Error::invalid("no rank is lost"))?;
         if lost == self.rank {
@@ -124,11 +135,7 @@ impl Rendezvous {
         if self.survivors.get().is_some() {
             return Err(Error::invalid("the ranks that are left have a world already"));
         }
-        let _joining = self.recorder.begin(Operation::Survivors);
-        let joined = self.transport.join_survivors(lost)?;
-        let world = Self::of_world(joined, Arc::clone(&self.recorder)).checked(self.checked);
-        let _ = self.survivors.set(world.clone());
-        Ok(world)
+        Ok(lost)
     }
 
     /// Returns this rendezvous with collectives whose arguments are compared, or not.
