@@ -264,7 +264,8 @@ unsafe fn mistakes_of_reduce_copy(
             5 => raw::ncclLsaReduceSum_F32(&coop, window, 2, local, 1, &team),
             6 => raw::ncclLocalReduceSumCopy_F32(&coop, 0, local, 4, 1, local, 4, 1),
             7 => raw::ncclMultimemCopy_F32(&coop, local, local, 1),
-            _ => raw::ncclLsaCopy_F32(&coop, all.cast(), window, 0, 1, &team),
+            8 => raw::ncclLsaCopy_F32(&coop, all.cast(), window, 0, 1, &team),
+            _ => raw::ncclMultimemReduceSum_F32(&coop, all.cast::<f32>().byte_add(2), local, 1),
         }
     }
 }
@@ -296,6 +297,7 @@ fn misuse_of_reduce_copy_is_reported() {
         (6, "a sum of no sources"),
         (7, "is not a multicast address"),
         (8, "a multicast address, which is for multimem instructions only"),
+        (9, "is not a multiple of 4"),
     ] {
         let error = report(which).unwrap();
         assert!(matches!(*error, Error::Misuse { .. } | Error::OutOfBounds { .. }), "{error}");

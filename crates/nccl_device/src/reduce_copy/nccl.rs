@@ -111,8 +111,8 @@ element_functions! {
 }
 
 element_functions! {
-    /// An element type of NCCL's multicast functions: numbers of 16 to 64 bits. (NCCL also sums
-    /// 8-bit floats, which traps below sm_100a.)
+    /// An element type of NCCL's multicast functions: numbers of 16 to 64 bits. (NCCL's headers
+    /// also sum 8-bit floats, for sm_100a; its bitcode, which these call, traps on every GPU.)
     trait NcclMultimemElement: NcclElement {
         fn multimem_reduce_sum(coop: *const CoopAny, src: *mut Self, dst: *mut Self, count: usize);
         fn multimem_copy(coop: *const CoopAny, src: *mut Self, dst: *mut Self, count: usize);

@@ -113,12 +113,7 @@ impl Work<'_> {
     }
 
     fn check<T>(&self, address: *const T, access: Access) -> *mut T {
-        if !address.is_aligned() {
-            let align = align_of::<T>();
-            let what =
-                format!("{:#x} is not a multiple of {align}, the elements' size", address.addr());
-            self.thread.misuse(self.at, what);
-        }
+        self.check_alignment(address);
         if !self.thread.gpus().settings.watch {
             return address.cast_mut();
         }
@@ -127,6 +122,15 @@ impl Work<'_> {
             address.cast_mut()
         } else {
             std::ptr::with_exposed_provenance_mut(actual)
+        }
+    }
+
+    fn check_alignment<T>(&self, address: *const T) {
+        if !address.is_aligned() {
+            let align = align_of::<T>();
+            let what =
+                format!("{:#x} is not a multiple of {align}, the elements' size", address.addr());
+            self.thread.misuse(self.at, what);
         }
     }
 
@@ -145,6 +149,7 @@ impl Work<'_> {
     /// Returns each rank's copy of the element at a multicast address, all of them accessed at
     /// once.
     fn parts<T>(&self, address: *const T, access: Access) -> impl Iterator<Item = *mut T> + use<T> {
+        self.check_alignment(address);
         let (address, bytes) = (address.addr(), size_of::<T>());
         let MulticastParts { first, stride, n } =
             self.thread.multimem(address, bytes, access, self.at);
@@ -152,7 +157,7 @@ impl Work<'_> {
     }
 
     fn load_sum<T: Sum>(&self, address: *const T) -> Option<T> {
-        // SAFETY: `parts` resolves the address to elements of a window.
+        // SAFETY: `parts` resolves the address to aligned elements of a window.
         sum(self.parts(address, Access::Read).map(|part| unsafe { part.read_volatile() }))
     }
 
