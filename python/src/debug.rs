@@ -7,7 +7,7 @@ use pyo3::sync::PyOnceLock;
 use crate::array::{Array, Owner, Place};
 use crate::communicator::Comm;
 use crate::errors::exception;
-use crate::stream::LEGACY;
+use crate::stream::{Gpu, LEGACY};
 use crate::window::Win;
 
 /// The object whose methods are called.
@@ -19,8 +19,8 @@ pub fn watch(py: Python<'_>, watcher: Py<PyAny>) {
     let _ = WATCH.set(py, watcher);
 }
 
-/// Reports that a call has enqueued work that uses these arrays; no stream: on simulated GPUs.
-pub fn called(py: Python<'_>, stream: Option<&Stream>, arrays: &[&Array]) -> PyResult<()> {
+/// Reports that a call has enqueued work that uses these arrays.
+pub fn called(py: Python<'_>, gpu: &Gpu, stream: &Stream, arrays: &[&Array]) -> PyResult<()> {
     let Some(watch) = WATCH.get(py) else { return Ok(()) };
     let is_torchs = |place: &_| match place {
         Place::Gpu { owner: Owner::Torch(_), .. } | Place::Window(_) => true,
@@ -30,7 +30,7 @@ pub fn called(py: Python<'_>, stream: Option<&Stream>, arrays: &[&Array]) -> PyR
     };
     let arrays = arrays.iter().filter(|array| array.len > 0 && is_torchs(&array.place));
     let arrays: Vec<_> = arrays.map(|array| (array.address, array.written)).collect();
-    watch.call_method1(py, "called", (stream.map(handle), arrays))?;
+    watch.call_method1(py, "called", (handle(gpu, stream), arrays))?;
     Ok(())
 }
 
@@ -42,17 +42,17 @@ pub fn shared(py: Python<'_>, window: &Win, call: &str, stream: &Stream) -> PyRe
     if !stream.is_default() && stream.is_capturing().map_err(exception)? {
         return Ok(());
     }
-    let (gpu, stream) = (&window.comm.gpu, handle(stream));
-    let (device, stream) = (gpu.context.ordinal(), (!gpu.simulated).then_some(stream));
+    let gpu = &window.comm.gpu;
+    let (device, stream) = (gpu.context.ordinal(), handle(gpu, stream));
     let arguments = (key(&window.comm), window.address(), call, device, stream);
     watch.call_method1(py, "shared", arguments)?;
     Ok(())
 }
 
-/// Reports that the host has waited for a stream; `None`: one of simulated GPUs.
-pub fn synchronized(py: Python<'_>, stream: Option<&Stream>) -> PyResult<()> {
+/// Reports that the host has waited for a stream.
+pub fn synchronized(py: Python<'_>, gpu: &Gpu, stream: &Stream) -> PyResult<()> {
     let Some(watch) = WATCH.get(py) else { return Ok(()) };
-    watch.call_method1(py, "synchronized", (stream.map(handle),))?;
+    watch.call_method1(py, "synchronized", (handle(gpu, stream),))?;
     Ok(())
 }
 
@@ -80,12 +80,13 @@ pub fn dropped(window: &Win) {
     });
 }
 
-/// Returns the number by which torch knows a stream.
-fn handle(stream: &Stream) -> usize {
-    match stream.as_raw() as usize {
+/// Returns the number by which torch knows a stream; `None` on simulated GPUs.
+fn handle(gpu: &Gpu, stream: &Stream) -> Option<usize> {
+    let handle = match stream.as_raw() as usize {
         LEGACY => 0,
         handle => handle,
-    }
+    };
+    (!gpu.simulated).then_some(handle)
 }
 
 fn key(comm: &Comm) -> usize {

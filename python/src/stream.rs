@@ -123,14 +123,14 @@ impl Gpu {
         f: impl FnOnce() -> devcomm::Result<R>,
     ) -> PyResult<R> {
         // No other library has memory of simulated GPUs.
-        if self.simulated {
-            let done = waiting(py, f)?;
-            return debug::called(py, None, arrays).map(|()| done);
-        }
-        let done = waiting(py, || self.wait_for_writers(stream, arrays).and_then(|()| f()));
-        let kept = self.keep(py, stream, asked, arrays);
-        let done = done.and_then(|done| kept.map(|()| done))?;
-        debug::called(py, Some(stream), arrays).map(|()| done)
+        let done = if self.simulated {
+            waiting(py, f)?
+        } else {
+            let done = waiting(py, || self.wait_for_writers(stream, arrays).and_then(|()| f()));
+            let kept = self.keep(py, stream, asked, arrays);
+            done.and_then(|done| kept.map(|()| done))?
+        };
+        debug::called(py, self, stream, arrays).map(|()| done)
     }
 
     fn keep(
@@ -183,7 +183,7 @@ impl Gpu {
     pub fn synchronize(&self, py: Python<'_>, asked: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let stream = self.stream(asked, py)?;
         waiting(py, || stream.synchronize())?;
-        debug::synchronized(py, (!self.simulated).then_some(&stream))
+        debug::synchronized(py, self, &stream)
     }
 }
 

@@ -14,7 +14,7 @@ def put(rank, then):
     source, window = comm.window(4, "f32"), comm.window(4, "f32")
     window.put_signal(source, 1 - rank.rank)
     comm.wait_signal(1 - rank.rank)
-    then(comm, window)
+    then(rank, comm, window)
     comm.barrier()
 """
 
@@ -26,7 +26,7 @@ def run(program):
 
 def test_a_window_that_is_closed_before_a_barrier_is_found():
     ended = run("""
-def mistake(comm, window):
+def mistake(rank, comm, window):
     window.close()
 
 try:
@@ -41,18 +41,15 @@ assert len(devcomm.debug.found) == 2, devcomm.debug.found
     assert ended.stderr.count("devcomm.debug: window_dropped") == 2, ended.stderr
 
 
-@pytest.mark.parametrize("barrier", ["comm.barrier()", "window.rank.barrier()"])
+@pytest.mark.parametrize("barrier", ["comm.barrier()", "rank.barrier()"])
 def test_a_window_that_is_closed_after_a_barrier_is_not(barrier):
     ended = run(f"""
-def right(comm, window, rank):
+def right(rank, comm, window):
     comm.synchronize()
-    {barrier.replace("window.rank", "rank")}
+    {barrier}
     window.close()
 
-def on(rank):
-    put(rank, lambda comm, window: right(comm, window, rank))
-
-devcomm.World.simulated(2).run(on)
+devcomm.World.simulated(2).run(lambda rank: put(rank, right))
 assert not devcomm.debug.found, devcomm.debug.found
 """)
     assert (ended.returncode, ended.stderr) == (0, "")

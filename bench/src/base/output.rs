@@ -1,7 +1,10 @@
 //! Files that a run writes.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{
+    self,
+    ErrorKind::{PermissionDenied, ReadOnlyFilesystem},
+};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -59,8 +62,10 @@ pub fn write(path: &Path, text: &str) -> Result<()> {
         match fs::write(&new, text) {
             Ok(()) => fs::rename(&new, &target),
             // The folder takes no new file, but this one may be written.
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => fs::write(path, text),
-            Err(error) => Err(error),
+            Err(error) => match error.kind() {
+                PermissionDenied | ReadOnlyFilesystem => fs::write(path, text),
+                _ => Err(error),
+            },
         }
     };
     at_once().with_context(|| format!("cannot write {}", path.display()))

@@ -27,8 +27,10 @@ pub fn lines(program: &str, rows: &[Row]) -> String {
         let root = if program == "broadcast_perf" { 0 } else { -1 };
         let (size, count) = (row.size, row.count);
         let mut line = format!("{size:12}  {count:12}  {dtype:>8}  {redop:>6}  {root:6}");
-        let of = |row: &Row| (row.size, row.dtype.clone(), row.redop.clone());
-        let same = |other: &&Row| other.in_place && of(other) == of(row);
+        let same = |other: &&Row| {
+            let of_other = (other.size, &other.dtype, &other.redop);
+            other.in_place && of_other == (row.size, &row.dtype, &row.redop)
+        };
         for row in [Some(row), rows.iter().find(same)] {
             let number = |value: fn(&Row) -> Option<f64>, width| {
                 row.and_then(value).map_or("N/A".to_owned(), |number| fit(number, width))
