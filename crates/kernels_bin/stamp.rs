@@ -18,9 +18,11 @@ const SOURCES: [&str; 6] = [
     "../types/src",
 ];
 
-/// Returns the folders with the kernels' sources; none if the package is not in a checkout.
+/// Returns the folders with the kernels' sources; none if the package is not in a checkout, which
+/// has all of them: a vendored package may lie beside a user's own folder `kernels/src`.
 pub fn sources(package: &Path) -> Vec<PathBuf> {
-    SOURCES.iter().map(|folder| package.join(folder)).filter(|folder| folder.is_dir()).collect()
+    let folders = SOURCES.map(|folder| package.join(folder));
+    if folders.iter().all(|folder| folder.is_dir()) { folders.into() } else { Vec::new() }
 }
 
 /// Writes the stamp of the kernels in the folder `data` of a package.
@@ -76,13 +78,13 @@ fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// Returns a hash (FNV-1a of 64 bits, in hexadecimal) of the names and contents of files, and of
-/// those in folders.
-fn hash(mut open: Vec<PathBuf>) -> io::Result<String> {
+/// all files in folders.
+fn hash(mut left: Vec<PathBuf>) -> io::Result<String> {
     let mut hash = 0xcbf2_9ce4_8422_2325;
-    while let Some(path) = open.pop() {
+    while let Some(path) = left.pop() {
         let name = path.file_name().unwrap_or_default().to_owned();
         let contents = if path.is_dir() {
-            open.extend(entries(&path)?);
+            left.extend(entries(&path)?);
             Vec::new()
         } else {
             fs::read(&path)?

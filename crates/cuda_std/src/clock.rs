@@ -7,7 +7,7 @@
 //! # Example
 //!
 //! ```
-//! /// The number of cycles that `work` took on this multiprocessor.
+//! /// Returns the number of cycles that `work` took on this multiprocessor.
 //! fn cycles(work: impl FnOnce()) -> u64 {
 //!     let start = cuda_std::clock::clock64();
 //!     work();

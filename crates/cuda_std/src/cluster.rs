@@ -10,7 +10,7 @@
 //! use cuda_std::mbarrier::{self, MBarrier};
 //! use cuda_std::{cluster, prelude::*, tma};
 //! use devcomm_types::TensorMap;
-//! /// Each of two blocks loads half of a tile, 64 rows, for both.
+//! /// Loads a tile for two blocks, each of which loads half of it, 64 rows, for both.
 //! ///
 //! /// # Safety
 //! ///
@@ -39,7 +39,7 @@
 //!
 //! ```
 //! use cuda_std::{cluster, prelude::*};
-//! /// The sum of `mine` over the blocks of the cluster, in each thread of its first block.
+//! /// Returns the sum of `mine` over the blocks of the cluster, in each thread of its first block.
 //! ///
 //! /// # Safety
 //! ///

@@ -14,7 +14,7 @@
 //! ```
 //! use cuda_std::prelude::*;
 //!
-//! /// The sum of `count` elements, by one block of whole warps.
+//! /// Stores the sum of `count` elements. The grid is one block of whole warps.
 //! #[kernel]
 //! pub unsafe fn sum(x: *const f32, out: *mut f32, count: usize) {
 //!     let mut mine = 0.0;
@@ -241,9 +241,10 @@ impl ClusterSum {
         let bank = self.calls % 2;
         let slots = Self::slots().wrapping_add(bank as usize * CLUSTER_WARPS);
         let full = Self::full().after(bank);
-        // SAFETY: all threads call this. There is a slot per warp. A warp writes to a slot again
-        // two calls later, when all warps have sent the sums of the call between, and so have read
-        // it.
+        // SAFETY: all threads call this. There is a slot per warp. A slot is written again two
+        // calls later, after a wait in the call between. That wait ends when every warp has sent
+        // its sums of that call; a warp sends them only after it has read the slots of the call
+        // before.
         unsafe {
             let mut sent = [0; 4];
             let mut i = 0;

@@ -7,7 +7,7 @@
 //!
 //! ```
 //! use cuda_std::{grid, prelude::*};
-//! /// `y[i] += table[i]`. The previous kernel wrote `y`; no kernel writes `table`.
+//! /// Computes `y[i] += table[i]`. The previous kernel wrote `y`; no kernel writes `table`.
 //! #[kernel]
 //! unsafe fn add_table(table: *const f32, y: *mut f32, count: usize) {
 //!     grid::launch_next();

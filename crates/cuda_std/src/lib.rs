@@ -39,7 +39,7 @@
 //! ```
 //! use cuda_std::prelude::*;
 //!
-//! /// `y[i] += a * x[i]`.
+//! /// Computes `y[i] += a * x[i]`.
 //! #[kernel]
 //! pub unsafe fn saxpy(a: f32, x: *const f32, y: *mut f32, count: usize) {
 //!     let i = thread::index_1d() as usize;
@@ -122,7 +122,7 @@ pub mod __private {
     pub use devcomm_types::args::{Arg, ArgInfo, IntoArg, KernelArgs, LaunchArgs};
     pub use devcomm_types::kernel::{
         Body, COPIED, HostKernel, Kernel, KernelParam, MemoryRef, SeenAs, TakeParam, Taken, Unmet,
-        seen,
+        range_of, seen,
     };
     pub use devcomm_types::launch::{SafeIf, Unset};
     pub use devcomm_types::{Dim3, HostBody, Launch, Unsafe};

@@ -12,7 +12,7 @@
 //!
 //! ```
 //! use cuda_std::{GpuFloat, math};
-//! /// The logistic function.
+//! /// Returns the logistic function of `x`.
 //! fn sigmoid(x: f32) -> f32 {
 //!     0.5f32.mul_add(math::tanh(0.5 * x), 0.5)
 //! }

@@ -17,7 +17,7 @@
 //! ```
 //! use cuda_std::mbarrier::{self, MBarrier};
 //! use cuda_std::prelude::*;
-//! /// All threads wait until the first one arrives.
+//! /// Makes all threads wait until the first one arrives.
 //! fn gate() {
 //!     // SAFETY: only the barrier uses the word, and one thread initializes it before the block's
 //!     // barrier.
@@ -80,8 +80,9 @@ impl MBarrier {
         arch::mbarrier_arrive(self.0);
     }
 
-    /// Arrives at the barrier at this address in block `block` of the cluster. PTX:
-    /// `mapa.shared::cluster`, `mbarrier.arrive.shared::cluster` (release at block scope).
+    /// Arrives at the barrier at this address in block `block` of the cluster, which is one of its
+    /// blocks and has not ended. PTX: `mapa.shared::cluster`, `mbarrier.arrive.shared::cluster`
+    /// (release at block scope).
     pub fn arrive_in(self, block: u32) {
         arch::mbarrier_arrive_cluster(self.0, block);
     }

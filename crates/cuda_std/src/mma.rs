@@ -12,8 +12,8 @@
 //!
 //! ```
 //! use cuda_std::{bf16, mma};
-//! /// `d += a * b` for a 16 x 16 tile `a` and an 8 x 16 tile `b` (its columns as rows) in shared
-//! /// memory, rows of 32 bytes.
+//! /// Computes `d += a * b` for a 16 x 16 tile `a` and an 8 x 16 tile `b` (its columns as rows) in
+//! /// shared memory, with rows of 32 bytes.
 //! ///
 //! /// # Safety
 //! ///

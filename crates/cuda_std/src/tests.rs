@@ -1,4 +1,4 @@
-//! Kernels that fail to compile because of types; `tests/ui` has the macro's own errors.
+//! Uses that fail to compile because of types; `tests/ui` has the macro's own errors.
 //!
 //! An instance that the kernel's bounds exclude:
 //!
@@ -30,4 +30,12 @@
 //! #[kernel]
 //! fn k(_x: Nothing) {}
 //! # fn main() {}
+//! ```
+//!
+//! A store of elements of 8 bits, whose words have no place in a tile:
+//!
+//! ```compile_fail,E0080
+//! use cuda_std::tile::{RegTile, SharedTile};
+//! use devcomm_types::F8E4M3;
+//! let store: unsafe fn(&RegTile<f32, 16>, SharedTile<F8E4M3, 16>, u32) = RegTile::store;
 //! ```

@@ -85,7 +85,7 @@ special_registers! {
 }
 
 /// Returns the index of the thread in the whole launch, for any number of dimensions: x varies
-/// fastest, threads faster than blocks. A launch has fewer than 2^32 threads.
+/// fastest, threads faster than blocks. The host refuses a launch of 2^32 threads or more.
 pub fn index() -> u32 {
     let (grid, block) = (grid_dim(), block_idx());
     let block = (block.z * grid.y + block.y) * grid.x + block.x;
@@ -98,7 +98,8 @@ pub fn index_1d() -> u32 {
 }
 
 /// Returns, as in CUDA's grid-stride loop, the calling thread's share of `0..n` in a
-/// one-dimensional launch, from its index on in steps of the number of threads in the grid.
+/// one-dimensional launch, from its index on in steps of the number of threads in the grid. As for
+/// every [`Strided`], `n` plus that number must fit the type.
 pub fn grid_strided<N: Index>(n: N) -> Strided<N> {
     Strided::new(N::from_u32(index_1d()), n, N::from_u32(grid_dim_x() * block_dim_x()))
 }

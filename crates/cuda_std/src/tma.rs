@@ -35,7 +35,9 @@ use crate::arch;
 use crate::mbarrier::MBarrier;
 
 /// Starts the copy of the tile whose first element is (`row`, `column`) of the matrix. All bytes of
-/// the tile, including zero fill, count for the current phase of `barrier`. PTX:
+/// the tile, including zero fill, count for the current phase of `barrier`. A row or column before
+/// the first one is `-1i32 as u32` and so on. The simulator refuses a column that is not a multiple
+/// of 16 bytes, here and in stores. PTX:
 /// `cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes`.
 ///
 /// # Safety

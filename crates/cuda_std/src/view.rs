@@ -8,8 +8,8 @@
 //! # Safety model
 //!
 //! [`View::new`] is `unsafe`: its caller guarantees that the elements are there. Accesses are
-//! `unsafe` as those of [`mem`] are: the indices are within the size, and other threads' accesses
-//! are ordered.
+//! `unsafe` as those of [`mem`] are: the indices are within the size, parts are within their views,
+//! and other threads' accesses are ordered.
 //!
 //! # Example
 //!
@@ -17,7 +17,7 @@
 //! use cuda_std::prelude::*;
 //! use cuda_std::view::View;
 //!
-//! /// The sum of each row, by a warp.
+//! /// Stores the sum of each row, which a warp adds up.
 //! ///
 //! /// # Safety
 //! ///
@@ -94,7 +94,8 @@ impl<T: Element, const D: usize> View<T, D> {
         self.size
     }
 
-    /// Returns the part of `size` elements from `first` on. Traps if it is not within the view.
+    /// Returns the part of `size` elements from `first` on. Traps, where checked, if it is not
+    /// within the view.
     pub fn part(self, first: [usize; D], size: [usize; D]) -> Self {
         let mut d = 0;
         while CHECKED && d < D {
@@ -145,7 +146,8 @@ impl<T: Element, const D: usize> View<T, D> {
     ///
     /// # Safety
     ///
-    /// `at` is within the size, and nothing writes the element at the same time.
+    /// `at` is within the size, this view is within those of which it is a [`part`](Self::part),
+    /// and nothing writes the element at the same time.
     pub unsafe fn load(self, at: [usize; D]) -> T {
         // SAFETY: the element exists, as the constructor's and this function's callers guarantee.
         unsafe { mem::load(self.address(at, 1)) }
@@ -155,7 +157,8 @@ impl<T: Element, const D: usize> View<T, D> {
     ///
     /// # Safety
     ///
-    /// `at` is within the size, and nothing else accesses the element at the same time.
+    /// `at` is within the size, this view is within those of which it is a [`part`](Self::part),
+    /// and nothing else accesses the element at the same time.
     pub unsafe fn store(self, at: [usize; D], value: T) {
         // SAFETY: the element exists, as the constructor's and this function's callers guarantee.
         unsafe { mem::store(self.address(at, 1), value) }

@@ -14,7 +14,7 @@
 //!
 //! ```
 //! use cuda_std::warp;
-//! /// The value of the lane on the other side of the warp's middle.
+//! /// Returns the value of the lane on the other side of the warp's middle.
 //! ///
 //! /// # Safety
 //! ///

@@ -17,8 +17,8 @@
 //! ```
 //! use cuda_std::bf16;
 //! use cuda_std::wgmma::{self, Tile};
-//! /// `d += a * b` for 64 columns of `a` (64 rows) and `b` (256 rows), which TMA has copied to
-//! /// shared memory.
+//! /// Computes `d += a * b` for 64 columns of `a` (64 rows) and `b` (256 rows), which TMA has
+//! /// copied to shared memory.
 //! ///
 //! /// # Safety
 //! ///

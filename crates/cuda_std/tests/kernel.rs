@@ -52,7 +52,7 @@ pub unsafe fn sum<T: Accumulate>(x: *const T, out: *mut T, count: usize) {
 #[expect(non_camel_case_types, reason = "the instance's suffix")]
 type half_alias = bf16;
 
-/// Every combination of two lists.
+/// Stores the number `N` to each of `N` elements. Every combination of two lists is an instance.
 #[kernel(T = [u32, u64], N = [2, 3])]
 unsafe fn fill<T: From<u16>, const N: usize>(out: *mut T) {
     let tile = [const { N as u16 }; N];
@@ -62,13 +62,16 @@ unsafe fn fill<T: From<u16>, const N: usize>(out: *mut T) {
     }
 }
 
+/// Returns the names of a kernel, its file and its package.
 fn name<K: Kernel>() -> (&'static str, &'static str, &'static str) {
     (K::NAME, K::FILE, K::PACKAGE)
 }
 
+/// Runs one thread of a kernel, and returns the recorded calls.
+///
 /// # Safety
 ///
-/// The kernel's contract.
+/// The kernel's contract holds for `args`.
 unsafe fn call<K: HostKernel>(args: K::Args) -> Vec<common::Event> {
     // SAFETY: the caller's contract; `run` sets a current thread.
     run(|| unsafe { K::call(args) }).1
@@ -121,7 +124,7 @@ fn the_body_of_an_instance_knows_its_types_and_constants() {
     assert_eq!(out, [2, 2, 0]);
 }
 
-/// Parameters in a struct.
+/// A kernel's parameters in a struct.
 #[repr(C)]
 #[derive(Clone, Copy, KernelParam)]
 struct Job<T> {
@@ -177,6 +180,76 @@ fn what_a_kernel_requires_is_checked_with_the_values_of_both_sides() {
         Err("`grid.count() * block.count() == 64`, but these are 128 and 64".to_owned())
     );
     assert_eq!(increment::check(9.into(), 9.into(), &(0, 7)), Ok(()));
+}
+
+/// Has conditions with arithmetic on integers and on floats.
+#[kernel(requires(
+    first + count <= 8 && (last - first) * 2 != 6,
+    count % (4 - first) == 0,
+    eps > 0.0,
+    eps * scale <= 1.0
+))]
+fn compares(first: u32, last: u32, count: u32, eps: f32, scale: f32) {
+    let _ = (first, last, count, eps, scale);
+}
+
+#[test]
+fn a_condition_whose_arithmetic_overflows_is_not_met() {
+    let unmet = |[first, last, count]: [u32; 3]| {
+        compares::check(1.into(), 1.into(), &(first, last, count, 1.0, 1.0))
+            .map_err(|unmet| unmet.to_string())
+    };
+    assert_eq!(unmet([2, 2, 4]), Ok(()));
+    let message = "`first + count <= 8`, but these are 9 and 8".to_owned();
+    assert_eq!(unmet([2, 2, 7]), Err(message));
+    assert_eq!(unmet([2, 2, u32::MAX]), Err("`first + count <= 8`".to_owned()));
+    let message = "`(last-first) * 2 != 6`, but these are 6 and 6".to_owned();
+    assert_eq!(unmet([2, 5, 4]), Err(message));
+    // A difference below zero, and a product above the type's values.
+    for last in [1, u32::MAX] {
+        assert_eq!(unmet([2, last, 4]), Err("`(last-first) * 2 != 6`".to_owned()));
+    }
+    assert_eq!(unmet([4, 4, 4]), Err("`count % (4-first) == 0`".to_owned()));
+}
+
+#[test]
+fn a_condition_on_floats_is_shown_without_rounded_values() {
+    let unmet = |eps: f32, scale: f32| {
+        compares::check(1.into(), 1.into(), &(0, 0, 0, eps, scale))
+            .map_err(|unmet| unmet.to_string())
+    };
+    assert_eq!(unmet(0.75, 1.25), Ok(()));
+    assert_eq!(unmet(-0.5, 1.0), Err("`eps > 0.0`".to_owned()));
+    assert_eq!(unmet(1.5, 1.0), Err("`eps * scale <= 1.0`".to_owned()));
+}
+
+/// Stores its numbers. Its name is a keyword, and its parameters' names are nearly alike, or those
+/// of functions of the macro.
+#[kernel(T = [u32])]
+unsafe fn r#match<T: devcomm_types::KernelParam>(body: *mut T, args: T, x1: T, x_1: T, r#type: T) {
+    for (i, number) in [args, x1, x_1, r#type].into_iter().enumerate() {
+        // SAFETY: `body` has four elements.
+        unsafe { *body.add(i) = number };
+    }
+}
+
+/// Has a parameter of its own name, and one that could be the grid.
+#[kernel]
+unsafe fn doubles(doubles: *mut u32, grid: u32) {
+    // SAFETY: `doubles` has one element.
+    unsafe { *doubles = 2 * grid };
+}
+
+#[test]
+fn parameters_may_have_any_names() {
+    let mut out = [0; 4];
+    // SAFETY: `out` has the elements.
+    unsafe {
+        call::<r#match<u32>>((out.as_mut_ptr(), 1, 2, 3, 4));
+        assert_eq!(out, [1, 2, 3, 4]);
+        call::<doubles>((out.as_mut_ptr(), 7));
+    }
+    assert_eq!((out[0], name::<r#match<u32>>().0), (14, "match_u32"));
 }
 
 /// Calls other kernels: a plain one and an instance of a generic one.

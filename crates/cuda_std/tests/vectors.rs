@@ -7,7 +7,7 @@ use cuda_std::prelude::*;
 use cuda_std::reduce::Number;
 use devcomm_types::{F8E4M3, F8E5M2};
 
-/// Elements in memory and in a vector are the same bytes in the same order.
+/// Checks that elements in memory and in a vector are the same bytes in the same order.
 fn lanes_are_memory<T: Accumulate + PartialEq + Debug, const N: usize>(elements: [T; N]) {
     assert_eq!(N, Vec16::<T>::LANES);
     assert_eq!(size_of::<[T; N]>(), size_of::<Vec16<T>>());

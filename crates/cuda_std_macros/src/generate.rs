@@ -29,6 +29,7 @@ struct Kernel<'a> {
 pub fn kernel(args: KernelArgs, function: ItemFn, source: &Source) -> Result<TokenStream> {
     check(&function.sig)?;
     let (names, types) = parameters(&function.sig)?;
+    requires::check_names(&args.requires, &names)?;
     let kernel = Kernel { function: &function, args: &args, source, names, types };
     let instances = instances::all(&args, &function.sig.ident, &function.sig.generics)?;
     Ok(kernel.expand(&instances))
@@ -138,11 +139,12 @@ impl Kernel<'_> {
         let bare = without_bounds(generics.clone());
         let (names, types) = (&self.names, self.types_with_lifetimes());
         let safety = match sig.unsafety {
-            // This does not depend on the instance: a wrong instance causes no second error here.
+            // By name, not by `Kernel::Safety`: a missing instance is then one error, not two.
             Some(_) => quote!(::cuda_std::__private::Unsafe),
             None => quote!(<Self as ::cuda_std::__private::Kernel>::Safety),
         };
-        let values: Vec<Ident> = names.iter().map(|name| value_type(name)).collect();
+        // Types that differ as the names do, and from the user's types, which have other names.
+        let values: Vec<Ident> = names.iter().map(|name| format_ident!("{name}Arg")).collect();
         let docs = format!("Launches the kernel [`{name}`](fn@{name}).");
         quote! {
             #[doc = #docs]
@@ -152,7 +154,7 @@ impl Kernel<'_> {
             impl #full #name #arguments #wheres {
                 /// Returns a launch with these arguments: set its grid and block, then call
                 /// `launch`.
-                #[allow(dead_code, clippy::too_many_arguments)]
+                #[allow(dead_code, non_camel_case_types, clippy::too_many_arguments)]
                 #[inline]
                 pub fn args<#( #values: ::cuda_std::__private::Arg<#types> ),*>(
                     #( #names: #values ),*
@@ -200,7 +202,7 @@ impl Kernel<'_> {
                 #instance #arguments: ::cuda_std::__private::Body<Args = (#(#types,)*)>,
                 #wheres
             {
-                // SAFETY: the caller of the launch upholds the kernel's `# Safety` section.
+                // SAFETY: the caller upholds the function's `# Safety` section, if it has one.
                 unsafe {
                     <#instance #arguments as ::cuda_std::__private::Body>::call((#(#names,)*))
                 }
@@ -290,22 +292,29 @@ impl Kernel<'_> {
         let ItemFn { attrs, sig, block, .. } = self.function;
         let Signature { unsafety, inputs, .. } = sig;
         let attrs = attrs.iter().filter(|attr| !attr.path().is_ident("doc"));
-        let (names, types) = (&self.names, self.types_with_lifetimes());
+        let (taken, types) = (self.taken(), self.types_with_lifetimes());
         let (item, values) = (self.instance_ident(), instance.arguments());
         quote! {
             impl ::cuda_std::__private::Body for #item<#(#values),*> {
                 type Args = (#(#types,)*);
 
-                unsafe fn call((#(#names,)*): Self::Args) {
+                unsafe fn call(args: Self::Args) {
                     #(#attrs)*
                     #[allow(clippy::too_many_arguments)]
                     #unsafety fn body(#inputs) #block
                     #[allow(unused_unsafe)]
                     // SAFETY: the caller of the launch upholds the kernel's `# Safety` section.
-                    unsafe { body(#(#names),*) }
+                    unsafe { body(#(#taken),*) }
                 }
             }
         }
+    }
+
+    /// Returns the parts of the tuple `args`. Variables of the parameters' names could hide the
+    /// function that takes them.
+    fn taken(&self) -> Vec<TokenStream> {
+        let indices = (0..self.names.len()).map(syn::Index::from);
+        indices.map(|index| quote!(args.#index)).collect()
     }
 
     /// Returns the GPU entry point. In Rust it takes large parameters by reference; `cuda_builder`
@@ -353,7 +362,8 @@ impl Kernel<'_> {
             let call = quote!(<#body<#(#all),*> as ::cuda_std::__private::Body>::call(args));
             (quote!(#ident<#(#values),*>), call)
         } else {
-            (quote!(#ident), quote!({ let (#(#names,)*) = args; #ident(#(#names),*) }))
+            let taken = self.taken();
+            (quote!(#ident), quote!(#ident(#(#taken),*)))
         };
         let requires = &self.args.requires;
         let check = (!requires.is_empty()).then(|| requires::check(requires, names, &types));
@@ -459,18 +469,6 @@ fn opens_lsa_barriers(body: TokenStream) -> bool {
         TokenTree::Ident(name) => FUNCTIONS.iter().any(|function| name == function),
         _ => false,
     })
-}
-
-/// Returns the generic parameter of `args` for the kernel parameter `param`: `CountArg` for
-/// `count`.
-fn value_type(param: &Ident) -> Ident {
-    let mut name = String::new();
-    for word in param.to_string().trim_start_matches("r#").split('_') {
-        let mut letters = word.chars();
-        name.extend(letters.next().map(|first| first.to_ascii_uppercase()));
-        name.extend(letters);
-    }
-    format_ident!("{name}Arg", span = param.span())
 }
 
 /// Returns the generic parameters without bounds, for the declaration of a struct.

@@ -3,6 +3,7 @@
 
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
+use syn::ext::IdentExt;
 use syn::{
     Error, Expr, GenericArgument, GenericParam, Generics, Ident, Lit, Result, Type, TypeParamBound,
 };
@@ -41,7 +42,7 @@ impl Instance<'_> {
     /// end.
     pub fn name(&self, kernel: &Ident) -> String {
         let gin = self.gin.map(|gin| gin.index);
-        let mut name = kernel.to_string();
+        let mut name = kernel.unraw().to_string();
         for (_, suffix) in self.suffixes.iter().enumerate().filter(|(index, _)| Some(*index) != gin)
         {
             name.push('_');

@@ -67,7 +67,9 @@ use proc_macro::TokenStream;
 ///   `grid` and `block`, the launch's `Dim3`s. A launch that does not meet one is an error. The
 ///   host checks the conditions, so they call `const` functions only, and cannot use what only a
 ///   running kernel has, such as a thread's index or an element of a window. They can use the
-///   `len()` of a slice, and the fields of a struct with a slice.
+///   `len()` of a slice, and the fields of a struct with a slice. A comparison in which `+`, `-`,
+///   `*`, `/` or `%` of integers overflows is not met; within a call or a cast, or beside `||`,
+///   they overflow as elsewhere.
 /// * `in_place`: windows may share memory. Without it a launch of a safe kernel with the same
 ///   memory in two windows is an error.
 ///
@@ -81,9 +83,8 @@ use proc_macro::TokenStream;
 /// # Slices
 ///
 /// A parameter `&[T]`, or a struct with one in it, makes the launch unsafe: it is an address and a
-/// length. Nothing may write the elements while the kernel
-/// runs, neither the kernel through another pointer nor a peer rank: so never pass a window's
-/// memory. Write results through a `*mut T`.
+/// length. Nothing may write the elements while the kernel runs, neither the kernel through another
+/// pointer nor a peer rank: so never pass a window's memory. Write results through a `*mut T`.
 #[proc_macro_attribute]
 pub fn kernel(attr: TokenStream, item: TokenStream) -> TokenStream {
     let args = syn::parse_macro_input!(attr as args::KernelArgs);
@@ -194,8 +195,8 @@ pub fn println(input: TokenStream) -> TokenStream {
 ///
 /// # Environment
 ///
-/// * `DEVCOMM_SIMULATE="4,seed=17"`: runs one schedule, on a machine with these settings, if that
-///   has enough GPUs; never on real GPUs.
+/// * `DEVCOMM_SIMULATE="4,seed=17"`: runs one schedule, on a machine with these settings. A test of
+///   another number of ranks runs under all its schedules. Neither uses real GPUs.
 /// * `DEVCOMM_SCHEDULES=1000`: the number of random schedules, and of those with a lag.
 /// * `DEVCOMM_TEST_GPUS`: `0` simulates even if there are GPUs; `1` does not simulate, but prints
 ///   `GPU-TEST name: skipped (reason)` if there are too few, and fails without PTX or NCCL.

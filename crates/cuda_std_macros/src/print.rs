@@ -59,9 +59,13 @@ fn parse(format: &LitStr, values: Vec<Expr>) -> Result<(Vec<String>, Vec<Expr>)>
                 chars.next();
                 push(&mut pieces, c);
             }
+            '{' if !chars.clone().any(|c| c == '}') => {
+                return Err(error("a `{` has no `}`: write `{{` for the character"));
+            }
             '{' => {
                 let name: String = chars.by_ref().take_while(|c| *c != '}').collect();
-                let name = name.trim().trim_end_matches(":?");
+                let name = name.trim();
+                let name = name.strip_suffix(":?").unwrap_or(name);
                 if name.is_empty() {
                     let value = values.next().ok_or_else(|| error("a `{}` has no value"))?;
                     arguments.push(value);

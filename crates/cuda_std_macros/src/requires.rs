@@ -1,8 +1,9 @@
 //! Generates the check of `#[kernel(requires(..))]`.
 
 use proc_macro2::TokenStream;
-use quote::{ToTokens, quote};
-use syn::{BinOp, Expr, ExprBinary, Ident, Type};
+use quote::{ToTokens, format_ident, quote};
+use syn::spanned::Spanned;
+use syn::{BinOp, Error, Expr, ExprBinary, ExprParen, Ident, Result, Type};
 
 use crate::meta::token_text;
 
@@ -29,43 +30,120 @@ pub fn check(requires: &[Expr], names: &[&Ident], types: &[Type]) -> TokenStream
                 ::core::result::Result::Ok(())
             }
             let (#(#names,)*) = *args;
-            // SAFETY: a launch passes valid arguments.
+            // SAFETY: by `KernelParam`'s contract the bytes of any `Abi` are a valid parameter; one
+            // that holds a slice is seen as its `Abi`.
             #( let #names = unsafe { #private::seen::<#types, #holds>(#names) }; )*
             __conditions(grid, block, #(#names),*)
         }
     }
 }
 
-/// Returns code that returns `Unmet` if the condition does not hold, with both sides of a
-/// comparison.
-fn condition(condition: &Expr) -> TokenStream {
-    fn text(expr: &Expr) -> String {
-        match expr {
-            Expr::Binary(ExprBinary { left, op, right, .. }) => {
-                format!("{} {} {}", text(left), op.to_token_stream(), text(right))
-            }
-            other => token_text(other.to_token_stream(), &[]),
+/// Refuses parameters with the names of the launch's grid and block, which conditions use.
+pub fn check_names(requires: &[Expr], names: &[&Ident]) -> Result<()> {
+    let taken = names.iter().find(|name| **name == "grid" || **name == "block");
+    match taken {
+        Some(name) if !requires.is_empty() => {
+            let text = format!("in `requires`, `{name}` is the launch's: rename the parameter");
+            Err(Error::new(name.span(), text))
         }
+        _ => Ok(()),
     }
-    let unmet = |text: String, sides: TokenStream| {
+}
+
+/// Returns code that returns `Unmet` if the condition does not hold, with both sides of a
+/// comparison of integers.
+fn condition(condition: &Expr) -> TokenStream {
+    let text = text(condition);
+    let unmet = |sides: TokenStream| {
         quote! {
             return ::core::result::Result::Err(::cuda_std::__private::Unmet {
                 condition: #text,
                 sides: #sides,
-            });
+            })
         }
     };
-    if let Expr::Binary(comparison) = condition
-        && let (left, op, right) = (&comparison.left, &comparison.op, &comparison.right)
-        && let BinOp::Lt(_) | BinOp::Le(_) | BinOp::Gt(_) | BinOp::Ge(_) | BinOp::Eq(_) = op
-    {
-        let sides = quote!(::core::option::Option::Some((left as i128, right as i128)));
-        let unmet = unmet(text(condition), sides);
-        return quote! {{
-            let (left, right) = (#left, #right);
-            if !(left #op right) { #unmet }
-        }};
+    let without_sides = unmet(quote!(::core::option::Option::None));
+    match condition {
+        Expr::Binary(ExprBinary { left, op: BinOp::And(_), right, .. }) => {
+            [left, right].map(|part| self::condition(part)).into_iter().collect()
+        }
+        Expr::Binary(ExprBinary { left, op, right, .. }) if is_comparison(op) => {
+            let mut operands = vec![];
+            let [plain_left, exact_left] = arithmetic(left, &without_sides, &mut operands);
+            let [plain_right, exact_right] = arithmetic(right, &without_sides, &mut operands);
+            let (names, values): (Vec<_>, Vec<_>) = operands.into_iter().unzip();
+            let first = &names[0];
+            let with_sides = unmet(quote!(::core::option::Option::Some((left, right))));
+            quote! {{
+                let (#(#names,)*) = (#(#values,)*);
+                if let ::core::option::Option::Some(range) =
+                    ::cuda_std::__private::range_of(&#first)
+                {
+                    let (left, right) = (#exact_left, #exact_right);
+                    if !(left #op right) { #with_sides }
+                } else if !(#plain_left #op #plain_right) {
+                    #without_sides
+                }
+            }}
+        }
+        _ => quote! { if !(#condition) { #without_sides } },
     }
-    let unmet = unmet(text(condition), quote!(::core::option::Option::None));
-    quote! { if !(#condition) { #unmet } }
+}
+
+/// Returns code of an expression of numbers, and code of its value as an `i128`: one that leaves
+/// the type's `range` on the way is `unmet`. Both name variables for the operands, which are added
+/// to `operands`.
+fn arithmetic<'a>(
+    expr: &'a Expr,
+    unmet: &TokenStream,
+    operands: &mut Vec<(Ident, &'a Expr)>,
+) -> [TokenStream; 2] {
+    if let Expr::Paren(ExprParen { expr, .. }) = expr {
+        return arithmetic(expr, unmet, operands);
+    }
+    if let Expr::Binary(ExprBinary { left, op, right, .. }) = expr
+        && let Some(checked) = checked(op)
+    {
+        let [plain_left, exact_left] = arithmetic(left, unmet, operands);
+        let [plain_right, exact_right] = arithmetic(right, unmet, operands);
+        let exact = quote! {
+            match i128::#checked(#exact_left, #exact_right) {
+                ::core::option::Option::Some(value)
+                    if range.0 <= value && value <= range.1 => value,
+                _ => #unmet,
+            }
+        };
+        return [quote!((#plain_left #op #plain_right)), exact];
+    }
+    let name = format_ident!("__{}", operands.len(), span = expr.span());
+    operands.push((name.clone(), expr));
+    [quote!(#name), quote!(#name as i128)]
+}
+
+fn is_comparison(op: &BinOp) -> bool {
+    use BinOp::{Eq, Ge, Gt, Le, Lt, Ne};
+    matches!(op, Lt(_) | Le(_) | Gt(_) | Ge(_) | Eq(_) | Ne(_))
+}
+
+/// Returns the function of integers that does the same, if it can overflow.
+fn checked(op: &BinOp) -> Option<Ident> {
+    let name = match op {
+        BinOp::Add(_) => "add",
+        BinOp::Sub(_) => "sub",
+        BinOp::Mul(_) => "mul",
+        BinOp::Div(_) => "div",
+        BinOp::Rem(_) => "rem",
+        _ => return None,
+    };
+    Some(format_ident!("checked_{name}"))
+}
+
+/// Returns the condition as in the source.
+fn text(expr: &Expr) -> String {
+    match expr {
+        Expr::Binary(ExprBinary { left, op, right, .. }) => {
+            format!("{} {} {}", text(left), op.to_token_stream(), text(right))
+        }
+        other => token_text(other.to_token_stream(), &[]),
+    }
 }

@@ -3,8 +3,9 @@
 //!
 //! In a checkout `cargo xtask kernels-bin` compiles them into the folder `data` of this package.
 
-/// The modules, each with its name, PTX (zlib), description (JSON) and cubin (zlib); and `None`,
-/// where an index of a kernel build has the reason for which there are no modules.
+/// The modules, each with its name, PTX (zlib), description (JSON) and cubin (zlib). The second
+/// item is `None`: the type is that of every index of `cuda_builder`, where the item is the reason
+/// for which a build made no modules.
 pub type Index = (
     &'static [(&'static str, &'static [u8], &'static str, Option<&'static [u8]>)],
     Option<&'static str>,
@@ -14,8 +15,8 @@ pub type Index = (
 ///
 /// # Panics
 ///
-/// If `data` has no kernels of this version and of these sources, with what to do. In an
-/// initialiser that is an error of the compiler.
+/// If `data` has no kernels of this version and of these sources; the message says what to do. In
+/// an initialiser that is an error of the compiler.
 #[must_use]
 pub const fn kernels() -> Index {
     #[cfg(devcomm_has_kernels)]

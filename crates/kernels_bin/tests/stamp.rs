@@ -8,13 +8,16 @@ use tempfile::TempDir;
 #[path = "../stamp.rs"]
 mod stamp;
 
-/// A checkout with a source of kernels, and the package with what was compiled from it.
+/// A checkout with sources of kernels, and the package with what was compiled from them.
 struct Checkout(TempDir);
 
 impl Checkout {
     fn new() -> Self {
         let this = Self(tempfile::tempdir().unwrap());
         this.write("kernels/src/sum/two.rs", "fn two() {}");
+        for package in ["cuda_builder", "cuda_std", "cuda_std_macros", "nccl_device", "types"] {
+            this.write(&format!("crates/{package}/src/lib.rs"), "//! A library.");
+        }
         this.write("crates/kernels_bin/data/kernels.rs", "(&[], None)");
         this.write("crates/kernels_bin/data/sum.ptx.z", "ptx");
         stamp::write(&this.package()).unwrap();
@@ -45,12 +48,24 @@ impl Checkout {
 fn kernels_of_this_version_and_these_sources_are_accepted() {
     let checkout = Checkout::new();
     assert_eq!(stamp::check(&checkout.package()), Ok(()));
-    assert_eq!(stamp::sources(&checkout.package()).len(), 1);
+    assert_eq!(stamp::sources(&checkout.package()).len(), 6);
     // PTX and cubins that are not compressed are not part of the package.
     checkout.write("crates/kernels_bin/data/sum.ptx", "of another build");
     assert_eq!(stamp::check(&checkout.package()), Ok(()));
     // A package from a registry has no sources beside it.
     fs::remove_dir_all(checkout.0.path().join("kernels")).unwrap();
+    assert_eq!(stamp::check(&checkout.package()), Ok(()));
+}
+
+#[test]
+fn a_vendored_package_is_not_compared_with_the_users_own_kernels() {
+    let checkout = Checkout::new();
+    checkout.write("kernels/src/sum/two.rs", "fn of_the_user() {}");
+    // The names of vendored packages differ from those of the checkout's folders.
+    for package in ["cuda_builder", "cuda_std", "cuda_std_macros", "nccl_device", "types"] {
+        fs::remove_dir_all(checkout.0.path().join("crates").join(package)).unwrap();
+    }
+    assert!(stamp::sources(&checkout.package()).is_empty());
     assert_eq!(stamp::check(&checkout.package()), Ok(()));
 }
 

@@ -5,7 +5,7 @@ use half::bf16;
 /// How tokens choose their experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Routing {
-    /// A token has any experts, each at most once if there are at least `2 * top_k`.
+    /// A token has any experts. They differ, unless there are fewer than `2 * top_k` experts.
     Random,
     /// The first experts are much more frequent than others.
     Skewed,
@@ -111,7 +111,7 @@ impl Batch {
     #[must_use]
     pub fn without(&self, ranks: &[usize]) -> Self {
         let is_left = |rank: usize| !ranks.contains(&rank);
-        // An expert that does not exist, -1, stays one, whatever rank it is taken for.
+        // The id -1, of no expert, stays -1 whether or not the rank is left for which it counts.
         let left = |id: &i32| {
             let rank = usize::try_from(*id).map_or(0, |id| id / self.local());
             if is_left(rank) { *id } else { -1 }
@@ -219,7 +219,8 @@ impl Batch {
     }
 
     /// Returns the contribution of the rank `at` to a token if expert `e` multiplies rows by
-    /// `factor(e)`, exactly; `None` if the token has no expert in that rank.
+    /// `factor(e)`, a power of two of either sign: the bits that the kernels compute. `None` if the
+    /// token has no expert in that rank.
     #[must_use]
     pub fn partial(
         &self,

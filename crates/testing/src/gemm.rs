@@ -32,7 +32,7 @@ pub struct Problem {
     pub n: usize,
     /// Terms per rank.
     pub k: usize,
-    /// Seed of the random inputs.
+    /// Seed of the random inputs, of which [`factor`](Self::factor) uses the low 8 bits.
     pub seed: u64,
 }
 
@@ -86,7 +86,8 @@ impl Problem {
 
     /// Returns an element of a rank's factor, in eighths: from -8 to 8.
     fn eighths(&self, factor: Factor, rank: usize, row: usize, column: usize) -> i64 {
-        // Seed, factor and rank are above the 40 bits of the index.
+        // From bit 40 on: 8 bits each for rank, factor and seed, of which higher bits are lost. The
+        // index has the 40 bits below.
         let base = self.seed << 56 ^ (factor as u64) << 48 ^ (rank as u64) << 40;
         let key = mixed(base ^ (row * self.k + column) as u64);
         let (numbers, step) = if self.k > FINE_TERMS { (5, 4) } else { (17, 1) };

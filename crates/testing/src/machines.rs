@@ -209,7 +209,8 @@ impl Gpus {
     /// It panics as [`with_world`](Self::with_world).
     pub fn with_jobs(&self, name: &str, body: impl FnOnce(usize)) {
         let wanted = self.simulation.gpus();
-        // Nothing is probed there, so a test that needs a network is skipped below.
+        // Jobs whose processes share GPUs are not probed for a network: a test that needs one goes
+        // on to `with_threads`, which skips it where GPUs are missing.
         let needs_network = self.gin != GinConnectionType::None;
         let too_few = || devcomm::visible_gpus().is_ok_and(|n| n < wanted);
         if Self::are_real() && World::may_share_gpus() && !needs_network && too_few() {

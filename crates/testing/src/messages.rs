@@ -5,8 +5,8 @@ use half::{bf16, f16};
 
 /// An element type of messages.
 pub trait Datum: Element {
-    /// Returns an element with these random bits, but never all ones, which mark unwritten
-    /// elements.
+    /// Returns an element made of these random bits, but never one of all ones: these mark elements
+    /// that were not written.
     fn of(random: u64) -> Self;
     /// Returns its bits.
     fn bits(self) -> u64;

@@ -37,7 +37,7 @@ pub fn inputs(tokens: usize, hidden: usize) -> [Vec<bf16>; 2] {
 }
 
 /// Returns `rows x columns` random numbers from `-scale` to `scale`. Their mantissas are random if
-/// `scale` is a power of two. `seed` has no meaning outside this module.
+/// `scale` is a power of two. Each matrix of this module has a `seed` of its own.
 fn noise(seed: u64, rank: usize, [rows, columns]: [usize; 2], scale: f32) -> Vec<bf16> {
     let numbers = Problem { m: rows, n: 1, k: columns, seed }.noise::<bf16>(Factor::A, rank);
     numbers.into_iter().map(|x| bf16::from_f32(x.to_f32() * scale)).collect()

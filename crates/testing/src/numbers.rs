@@ -10,7 +10,8 @@ pub trait Number: Accumulate + PartialEq + std::fmt::Debug {
     const MOST: f32 = 1.0;
     /// Distance from 1 to the next larger number.
     const EPSILON: f64;
-    /// Half the distance between subnormal numbers (0 where it is far below all errors of inputs).
+    /// Half the distance between subnormal numbers; 0 for a type in which that is far below the
+    /// other errors of sums.
     const HALF_STEP_AT_ZERO: f64;
     /// Returns the nearest number to `x`.
     fn nearest(x: f32) -> Self;
@@ -85,7 +86,7 @@ pub fn inputs<T: Number>(seed: u64, rank: usize, count: usize) -> Vec<T> {
 }
 
 /// Returns how many elements of `got` differ from the sum over `n_ranks` by more than the error of
-/// one f32 rounding per addition and `roundings` roundings to `T`.
+/// one f32 rounding per addition and `roundings` roundings to `T`, at least one.
 pub fn count_wrong<T: Number>(seed: u64, n_ranks: usize, roundings: usize, got: &[T]) -> usize {
     count_wrong_from(Reduced::Sum, seed, n_ranks, roundings, 0, got)
 }
@@ -128,8 +129,9 @@ fn is_wrong<T: Number>(
     let mut partial_error = (roundings - 1) as f64 * T::EPSILON / 2.0 * magnitude;
     let mut bound = accumulation;
     if reduced == Reduced::Avg {
-        // Integers are rounded towards zero; the reciprocal of the ranks is rounded, and each term
-        // may be multiplied by it before it is added.
+        // Integers are rounded towards zero, by less than 1. For floats the reciprocal of the ranks
+        // is rounded; each term may be multiplied by it before it is added, and then rounded, also
+        // to a subnormal number.
         sum /= n_ranks;
         partial_error = (partial_error + (n_ranks + 2.0) * T::EPSILON * magnitude) / n_ranks;
         result_error = if T::EPSILON == 0.0 { 1.0 } else { result_error / n_ranks };

@@ -95,7 +95,7 @@ impl<'a> Gpu<'a> {
 /// The errors are those of the host API.
 pub fn read<T: Element>(memory: &impl Buffer<Element = T>) -> Result<Vec<T>> {
     let slice = memory.device_slice();
-    // SAFETY: every bit pattern is a valid element.
+    // SAFETY: every bit pattern is a valid element, by the contract of `Element`.
     let mut elements = vec![unsafe { std::mem::zeroed() }; slice.len()];
     slice.copy_to_host(&mut elements)?;
     Ok(elements)

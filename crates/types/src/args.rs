@@ -198,7 +198,8 @@ macro_rules! tuples {
             }
         }
 
-        // SAFETY: each value becomes its parameter's, by the contract of `IntoArg`.
+        // SAFETY: each value is converted for its own parameter by `IntoArg`, whose contract the
+        // implementations uphold.
         unsafe impl<$($host,)* $($param),*> LaunchArgs<($($param,)*)> for ($($host,)*)
         where
             $( $param: KernelParam, $host: IntoArg<$param::Abi>, )*

@@ -67,8 +67,8 @@ impl GinType {
     /// The back ends that kernels are compiled for.
     pub const BACK_ENDS: [Self; 4] = [Self::Proxy, Self::Gdaki, Self::Gpi, Self::EfaGda];
 
-    /// Returns the suffix, after an underscore, of a kernel's entry point for this back end; `None`
-    /// for one that kernels are not compiled for.
+    /// Returns what follows the kernel's name and an underscore in the name of its entry point for
+    /// this back end; `None` for a back end that kernels are not compiled for.
     #[must_use]
     pub const fn suffix(self) -> Option<&'static str> {
         Some(match self {

@@ -21,9 +21,9 @@ pub struct HostBody {
 }
 
 impl HostBody {
-    /// Returns the body of `K`, whose parameters have these names, whose blocks have at most
-    /// `max_threads` threads and whose clusters have `cluster` blocks, and which opens LSA barriers
-    /// or not.
+    /// Returns the body of `K`. Its parameters have these names, its blocks at most `max_threads`
+    /// threads, and its clusters `cluster` blocks; `lsa_barriers` is what
+    /// [`lsa_barriers`](Self::lsa_barriers) returns.
     #[must_use]
     pub const fn new<K: HostKernel>(
         names: &'static [&'static str],
@@ -96,7 +96,8 @@ unsafe fn call<K: HostKernel>(params: &[*const c_void]) {
     unsafe { K::call(K::Args::from_abi(K::Args::read(params))) }
 }
 
-/// Bodies of the same kernel are equal. Each instance of a generic kernel has its own name.
+/// Bodies of the same kernel are equal. Names distinguish the kernels of a package, and the
+/// instances of a generic one; functions distinguish kernels of different packages with one name.
 impl PartialEq for HostBody {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name && core::ptr::fn_addr_eq(self.call, other.call)

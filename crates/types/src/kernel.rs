@@ -77,7 +77,7 @@ pub unsafe trait Kernel: Sized + 'static {
 pub struct Unmet {
     /// The condition, as in the source.
     pub condition: &'static str,
-    /// The values of the two sides, if the condition is a comparison.
+    /// The values of the two sides, if the condition compares integers.
     pub sides: Option<(i128, i128)>,
 }
 
@@ -146,8 +146,8 @@ pub unsafe trait KernelParam: Copy {
     const MEMORY: &'static [MemoryRef] = &[];
 
     /// How the entry point takes the parameter: [`BY_VALUE`], or by reference to the launch's
-    /// parameter memory. By value, a struct of more than two registers would be copied to the
-    /// stack as soon as its address is needed.
+    /// parameter memory. By value, a struct of more than two 8-byte registers would be copied to
+    /// the stack as soon as its address is needed.
     #[doc(hidden)]
     const ENTRY: u8 = if size_of::<Self>() > 16 { COPIED } else { BY_VALUE };
 
@@ -221,9 +221,11 @@ pub const COPIED: u8 = 1;
 #[doc(hidden)]
 pub const KEPT: u8 = 2;
 
-/// The way in which a kernel's entry point takes a parameter of type `T`.
+/// The way in which a kernel's entry point takes a parameter of type `T`. It has no values, and
+/// exists for its implementations of [`TakeParam`].
 #[doc(hidden)]
 pub enum Taken<T, const ENTRY: u8> {
+    /// Uses the type parameter; cannot be made.
     #[doc(hidden)]
     __(core::convert::Infallible, core::marker::PhantomData<T>),
 }
@@ -233,7 +235,8 @@ pub enum Taken<T, const ENTRY: u8> {
 pub trait TakeParam {
     /// The parameter.
     type Param;
-    /// The type in the entry point's signature.
+    /// The type in the entry point's signature. A reference is to the launch's parameter memory,
+    /// which exists as long as the kernel runs.
     type Entry;
     /// Returns the kernel's parameter.
     fn take(entry: Self::Entry) -> Self::Param;
@@ -279,8 +282,33 @@ impl<T: KernelParam> SeenAs<true> for T {
 #[doc(hidden)]
 #[inline]
 pub const unsafe fn seen<P: SeenAs<HOLDS_SLICE>, const HOLDS_SLICE: bool>(abi: P::Abi) -> P::Value {
-    // SAFETY: the bytes are those of an Abi, or as in `param` a valid parameter.
+    // SAFETY: the value is the Abi itself or, without a slice, a parameter, for which the bytes are
+    // valid by KernelParam's promise.
     unsafe { core::mem::transmute_copy::<P::Abi, P::Value>(&abi) }
+}
+
+/// A type whose values the conditions of `#[kernel(requires(..))]` compare.
+#[doc(hidden)]
+pub trait Compared {
+    /// The least and the greatest value of an integer of at most 64 bits, or `i128`.
+    const RANGE: Option<(i128, i128)> = None;
+}
+
+macro_rules! compared {
+    ($($integer:ident)*; $($other:ident)*) => {
+        $( impl Compared for $integer {
+            const RANGE: Option<(i128, i128)> =
+                Some(($integer::MIN as i128, $integer::MAX as i128));
+        } )*
+        $( impl Compared for $other {} )*
+    };
+}
+compared!(i8 i16 i32 i64 i128 isize u8 u16 u32 u64 usize; bool char f32 f64 u128);
+
+/// Returns the [`Compared::RANGE`] of a value's type.
+#[doc(hidden)]
+pub const fn range_of<T: Compared>(_: &T) -> Option<(i128, i128)> {
+    T::RANGE
 }
 
 /// A parameter that stays in the launch's parameter memory, for an instruction that needs the
@@ -374,9 +402,7 @@ impl<T> Slice<T> {
     pub const fn new(address: u64, len: usize) -> Self {
         Self { address, len, element: PhantomData }
     }
-}
 
-impl<T> Slice<T> {
     /// Returns the number of elements.
     #[must_use]
     pub const fn len(&self) -> usize {
@@ -404,8 +430,8 @@ impl<T> fmt::Debug for Slice<T> {
     }
 }
 
-// SAFETY: rustc represents `&[T]` as address and length, as a test here checks. That the elements
-// exist, and that nothing writes them while the kernel runs, is the contract of the launch.
+// SAFETY: rustc represents `&[T]` as address and length, as a test in `args` checks. The contract
+// of the launch is that the elements exist, and that nothing writes them while the kernel runs.
 unsafe impl<T: Copy + 'static> KernelParam for &[T] {
     type Abi = Slice<T>;
     const HOLDS_SLICE: bool = true;

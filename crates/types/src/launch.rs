@@ -84,7 +84,8 @@ pub struct LaunchConfig {
 }
 
 impl LaunchConfig {
-    /// Initial value: [`Launch::grid`] and [`Launch::block`] set grid and block.
+    /// The initial value of a launch. It has no blocks and no threads, which [`Launch::grid`] and
+    /// [`Launch::block`] set.
     const UNSET: Self = Self {
         grid: Dim3 { x: 0, y: 1, z: 1 },
         block: Dim3 { x: 0, y: 1, z: 1 },
@@ -121,11 +122,12 @@ impl LaunchConfig {
         self
     }
 
-    /// Launches a kernel that takes a `DevComm` without `CU_LAUNCH_ATTRIBUTE_COOPERATIVE`.
+    /// Makes the launch of a kernel that takes a `DevComm` one without
+    /// `CU_LAUNCH_ATTRIBUTE_COOPERATIVE`.
     ///
-    /// This is for a kernel whose blocks need not run at the same time: each one waits only for
-    /// what blocks of peers with its index, or a lower one, do before they wait. The grid is
-    /// checked in the same way.
+    /// This is for a kernel whose blocks need not run at the same time: each block waits only for
+    /// what a peer's block of its index, or of a lower one, does before that block waits. A grid
+    /// that cannot be co-resident is refused all the same.
     #[must_use]
     pub const fn without_cooperation(mut self) -> Self {
         self.cooperative = false;
@@ -204,8 +206,8 @@ pub trait HasBlock: sealed::Sealed {}
 impl HasGrid for Set {}
 impl HasBlock for Set {}
 
-/// Arguments with their conversion, which is found where they are given: a wrong one is an error
-/// there, and not a second one at `launch`.
+/// Arguments with the functions that convert them. [`Launch::new`] selects these functions, so that
+/// the compiler reports an argument of a wrong type there, and not again at `launch`.
 struct Converted<K: Kernel, A> {
     args: A,
     into_abi: fn(A) -> <K::Args as KernelArgs>::Abi,
@@ -369,10 +371,10 @@ impl<K: Kernel<Safety = Safe>, A, G, B> Launch<K, A, Safe, G, B> {
     /// Launches the kernel on a stream, as [`Launch::launch`] does.
     ///
     /// This is safe, since the kernel is. It also refuses windows of a communicator other than the
-    /// device communicator's, windows whose length on the other ranks is not known, and the same
-    /// memory in two windows. If the
-    /// ranks' launches differ, or two kernels use one device communicator at the same time, the
-    /// kernel may wait until the host aborts it, and its results are undefined.
+    /// device communicator's, windows whose length on the other ranks is not known and, unless the
+    /// kernel is [`IN_PLACE`](Kernel::IN_PLACE), the same memory in two windows. If the ranks'
+    /// launches differ, or two kernels use one device communicator at the same time, the kernel may
+    /// wait until the host aborts it, and its results are undefined.
     ///
     /// # Errors
     ///
@@ -382,7 +384,8 @@ impl<K: Kernel<Safety = Safe>, A, G, B> Launch<K, A, Safe, G, B> {
         G: HasGrid,
         B: HasBlock,
     {
-        // SAFETY: the kernel is a safe function, so it has no contract.
+        // SAFETY: the kernel is a safe function, so it has no contract. The target checks what it
+        // trusts of the arguments, and keeps it until the kernel has ended.
         unsafe { target.launch_kernel::<K, _>(self.config, self.args, true) }
     }
 }

@@ -179,7 +179,7 @@ impl DevComm {
     /// Returns one rank per LSA team, each with this rank's LSA rank. NCCL: `ncclTeamRail`.
     #[doc(alias = "ncclTeamRail")]
     pub const fn rail_team(&self) -> Team {
-        // A zeroed one has no LSA team.
+        // A zeroed communicator has no LSA team, whose size would be a divisor of 0.
         if self.lsa_size <= 0 {
             return Team { n_ranks: self.n_ranks, rank: self.rank, stride: 1 };
         }

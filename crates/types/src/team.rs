@@ -180,7 +180,7 @@ impl Team {
 #[must_use = "an iterator does nothing until it is iterated"]
 pub struct Ranks {
     team: Team,
-    /// Steps to the rank returned last.
+    /// Steps from this rank to the rank returned last.
     last: i32,
 }
 

@@ -41,7 +41,7 @@ pub struct TensorMapDesc {
     pub address: u64,
     /// Rows of the matrix, at least 1.
     pub rows: u32,
-    /// Elements per row, of 16 bytes or a multiple of that; rows are contiguous.
+    /// Elements per row. A row has a multiple of 16 bytes, and rows are contiguous.
     pub columns: u32,
     /// Rows per tile, 1 to 256, of [`TensorMapDesc::ROW_BYTES`].
     pub tile_rows: u32,

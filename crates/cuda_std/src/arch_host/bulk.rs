@@ -1,5 +1,6 @@
-//! `mbarrier`, TMA and clusters in the simulator. Copies move data at once, or the simulator
-//! defers them until a thread waits; the steps that order them are reported as on a GPU.
+//! `mbarrier`, TMA and clusters in the simulator. A copy moves its data at once, unless the
+//! simulator keeps it to move it before a wait returns. The steps that order copies are reported to
+//! the simulator in either case.
 
 use std::panic::Location;
 
@@ -19,8 +20,9 @@ struct State {
     arrivals: u32,
     /// Pending arrivals of the current phase.
     pending: u32,
-    /// Pending bytes of the current phase; negative if they arrive before they are expected.
+    /// Pending bytes of the current phase; negative while more have arrived than are expected yet.
     bytes: i32,
+    /// The parity of the current phase.
     parity: bool,
 }
 
@@ -68,8 +70,8 @@ impl State {
             phase.pending = phase.arrivals;
             phase.parity = !phase.parity;
         }
-        // SAFETY: the word is a barrier's, and threads of the simulator do not run at the same
-        // time.
+        // SAFETY: the word is a barrier's, by the contract of `MBarrier::at`. Simulated threads run
+        // one at a time.
         unsafe { word.write(phase.to_word()) }
         event(event_of(word.addr(), ends));
     }
@@ -137,7 +139,8 @@ pub(crate) fn mbarrier_arrive_expect_tx(word: SharedAddress, bytes: u32) {
     State::arrive_at(word, bytes as i32);
 }
 
-/// Returns the barrier's address while its phase of this parity has not ended.
+/// Returns the barrier's address while its phase of this parity has not ended; `None` after that,
+/// or if the simulator ends the wait at once.
 #[track_caller]
 fn pending(word: SharedAddress, parity: u32) -> Option<usize> {
     let (thread, context) = super::current();
@@ -146,7 +149,7 @@ fn pending(word: SharedAddress, parity: u32) -> Option<usize> {
     }
     let word = touch(word.cast::<u64>(), Access::BarrierTest);
     // SAFETY: the word is a barrier's, by the contract of `MBarrier::at`.
-    let phase = State::of(unsafe { word.read_volatile() });
+    let phase = State::of(unsafe { word.read() });
     if u32::from(phase.parity) == parity {
         return Some(word.addr());
     }
@@ -193,11 +196,17 @@ fn chunks(
     const CHUNKS: u32 = TensorMapDesc::ROW_BYTES / 16;
     // Elements per chunk.
     let unit = map.chunk();
+    assert!(
+        column.is_multiple_of(unit),
+        "a simulated TMA copy begins at a multiple of 16 bytes of a row: column {column} is not a \
+         multiple of {unit}"
+    );
     let matrix = std::ptr::with_exposed_provenance_mut::<u128>(map.address as usize);
     let (rows, columns) = (map.rows, map.columns);
     (0..map.tile_rows).flat_map(move |r| {
         (0..CHUNKS).map(move |chunk| {
-            let (row, column) = (row + r, column + unit * chunk);
+            // Rows and columns before the first one are large numbers, as of the instruction.
+            let (row, column) = (row.wrapping_add(r), column.wrapping_add(unit * chunk));
             let at = (u64::from(row) * u64::from(columns) + u64::from(column)) / u64::from(unit);
             let in_matrix = row < rows && column < columns;
             let in_tile = swizzled(tile.wrapping_add((128 * r + 16 * chunk) as usize));
@@ -219,7 +228,7 @@ pub(crate) unsafe fn load_tile(
     let engine = Engine::Load(barrier.addr());
     event(Event::Uses(engine));
     for (target, from) in chunks(&map, to, row, column) {
-        // No closure, which would be the place of the access in reports.
+        // A closure here would have a location of its own, which reports would name.
         if let Some(from) = from {
             // SAFETY: the chunks lie in the tile and in the matrix, valid by the caller's contract.
             unsafe { copy(engine, target, from, Access::Write, None) }
@@ -228,10 +237,13 @@ pub(crate) unsafe fn load_tile(
             unsafe { put(engine, target, 0) }
         }
     }
+    // All bytes count now, also those of pieces that the simulator keeps: it moves these when a
+    // thread has waited for the barrier, before that thread goes on.
     State::receive(barrier, (map.tile_rows * 128) as i32);
     event(Event::Uses(Engine::Thread));
 }
 
+// The simulator has no L2 cache from which the tile could be evicted first.
 pub(crate) use load_tile as load_tile_once;
 
 #[track_caller]
@@ -269,15 +281,17 @@ pub(crate) unsafe fn store_bulk(to: *mut u8, from: SharedAddress, bytes: u32) {
 
 #[track_caller]
 pub(crate) unsafe fn store_words(to: *mut u32, from: SharedAddress, bytes: u32) {
+    // The receiver polls each word by relaxed loads.
+    let kind = Access::AtomicWrite(Order::Relaxed, Scope::Sys);
     // SAFETY: the caller keeps source and target valid and aligned until the copy has ended.
-    unsafe { copy_bulk(to.cast(), from, bytes, Access::AtomicWrite(Order::Relaxed, Scope::Sys)) }
+    unsafe { copy_bulk(to.cast(), from, bytes, kind) }
 }
 
 /// Makes a bulk copy, whose stores are of this kind.
 ///
 /// # Safety
 ///
-/// `from` and `to` are valid for the bytes.
+/// `from` and `to` are valid for the bytes until the copy has ended.
 #[track_caller]
 unsafe fn copy_bulk(to: *mut u8, from: SharedAddress, bytes: u32, kind: Access) {
     let ends = [to.addr(), from.addr(), bytes as usize];

@@ -10,7 +10,7 @@ pub struct Piece {
     pub to: usize,
     /// The data that the copy writes there.
     pub from: Source,
-    /// The length in bytes.
+    /// The length in bytes, at most 16.
     pub bytes: usize,
     /// The function of the target's and the source's bytes whose result is written; `None`: the
     /// source's bytes are written.
@@ -30,11 +30,11 @@ pub enum Source {
 ///
 /// # Safety
 ///
-/// The address is valid for reads of the bytes.
+/// The address is valid for reads of the bytes, of which there are at most 16.
 unsafe fn bytes_at(address: usize, bytes: usize) -> u128 {
     let mut value = 0_u128;
     let from = std::ptr::with_exposed_provenance::<u8>(address);
-    // SAFETY: the caller's contract; the value has 16 bytes.
+    // SAFETY: the caller passes a valid address of at most 16 bytes, which the value has.
     unsafe { from.copy_to_nonoverlapping((&raw mut value).cast(), bytes) };
     value
 }
@@ -64,7 +64,7 @@ impl Piece {
         let value =
             self.sum.map_or(value, |sum| sum(unsafe { bytes_at(self.to, self.bytes) }, value));
         let to = std::ptr::with_exposed_provenance_mut::<u8>(self.to);
-        // SAFETY: the caller's contract; the value has 16 bytes.
+        // SAFETY: the caller keeps the target valid; a piece has at most the 16 bytes of the value.
         unsafe { to.copy_from_nonoverlapping((&raw const value).cast(), self.bytes) };
     }
 }
@@ -110,6 +110,7 @@ pub(super) unsafe fn put<W: Copy>(engine: Engine, to: *mut W, value: u128) {
     }
 }
 
+/// Returns the piece that writes a `W`, a number of up to 16 bytes.
 fn piece<W>(to: *mut W, from: Source, sum: Option<fn(u128, u128) -> u128>) -> Piece {
     Piece { to: to.expose_provenance(), from, bytes: size_of::<W>(), sum }
 }

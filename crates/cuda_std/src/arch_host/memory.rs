@@ -29,7 +29,8 @@ pub(super) fn touch<T>(address: *const T, access: Access) -> *mut T {
 hooks! {
     /// Reports a step of asynchronous operations.
     event(event: Event) = event(event);
-    /// Tells the simulator that this thread may be polling for another thread's store.
+    /// Tells the simulator that this thread may be polling for another thread's store. A load does
+    /// so before it is reported: other threads run before the report, not between it and the load.
     spin() = spin();
     nanosleep(_nanos: u32) = spin();
 }

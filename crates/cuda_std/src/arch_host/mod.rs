@@ -18,7 +18,7 @@ macro_rules! hooks {
     )* };
 }
 
-/// Defines functions that are a step of asynchronous operations.
+/// Defines functions that report a step of asynchronous operations to the simulator.
 macro_rules! events {
     ($($name:ident $(<const $n:ident: u32>)? = $event:expr;)*) => { $(
         #[track_caller]

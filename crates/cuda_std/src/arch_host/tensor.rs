@@ -64,15 +64,13 @@ pub(crate) unsafe fn load_matrices<const TRANSPOSED: bool>(row: SharedAddress) -
 
 #[track_caller]
 pub(crate) unsafe fn store_matrices(row: SharedAddress, words: [u32; 4]) {
-    let address = row.expose_provenance() as u64;
     let lane = lane_id() as usize;
     // A lane stores its row of 16 bytes of matrix `lane / 8`, which four lanes have.
     let all = exchange([words[0], words[1], words[2], words[3], 0, 0]);
-    let row = std::array::from_fn(|pair| all[lane % 8 * 4 + pair][lane / 8]);
-    let to = std::ptr::with_exposed_provenance_mut::<u128>(address as usize);
-    let to = touch(to, Access::Write).cast::<[u32; 4]>();
+    let elements = std::array::from_fn(|pair| all[lane % 8 * 4 + pair][lane / 8]);
+    let to = touch(row.cast::<u128>(), Access::Write).cast::<[u32; 4]>();
     // SAFETY: the caller passes the address of a row in shared memory that this warp may write.
-    unsafe { to.write(row) }
+    unsafe { to.write(elements) }
 }
 
 #[track_caller]
@@ -80,21 +78,19 @@ pub(crate) unsafe fn store_matrices_transposed<const N: usize>(
     row: SharedAddress,
     words: [u32; N],
 ) {
-    let address = row.expose_provenance() as u64;
     let lane = lane_id() as usize;
     let mine = std::array::from_fn(|i| words.get(i).copied().unwrap_or(0));
     // A lane stores a row of 16 bytes of the transposed matrix `lane / 8`: a column of the
     // fragments, of which each of eight lanes has an element.
     let all = exchange(mine);
-    let row: [u16; 8] = std::array::from_fn(|i| {
+    let elements: [u16; 8] = std::array::from_fn(|i| {
         let word = all[4 * i + lane % 8 / 2][lane / 8];
         (word >> (16 * (lane % 2))) as u16
     });
     if lane < 8 * N {
-        let to = std::ptr::with_exposed_provenance_mut::<u128>(address as usize);
-        let to = touch(to, Access::Write).cast::<[u16; 8]>();
+        let to = touch(row.cast::<u128>(), Access::Write).cast::<[u16; 8]>();
         // SAFETY: the caller passes the address of a row in shared memory that this warp may write.
-        unsafe { to.write(row) }
+        unsafe { to.write(elements) }
     }
 }
 
@@ -110,7 +106,7 @@ pub(crate) unsafe fn copy_4_async(to: SharedAddress, from: *const u8, pred: bool
     unsafe { copy_async::<u32>(to.cast(), from.cast(), pred) }
 }
 
-/// Copies a `W`, or writes zero.
+/// Copies a `W` if `pred`, or else writes zero.
 ///
 /// # Safety
 ///
@@ -139,11 +135,12 @@ pub(crate) fn shared_offset(address: SharedAddress, bytes: u32) -> SharedAddress
     address.wrapping_add(bytes as usize)
 }
 
-/// A tile's first byte and, if it is transposed, the number of bytes between 64 rows of the factor
-/// and the next 64.
+/// The place of a factor of `wgmma`.
 #[derive(Clone, Copy)]
 pub struct TileAddress {
+    /// The first byte.
     first: *const u8,
+    /// Bytes from 64 rows of a transposed factor to the next 64; 0 for other factors.
     next_rows: usize,
 }
 
@@ -209,6 +206,7 @@ unsafe fn columns<T: Factor, L: Layout<T>>(
 ) -> [f32; 32] {
     let mut values = [0.0; 32];
     if L::TRANSPOSED {
+        // Elements have 16 bits: `Layout` has no other transposed factors.
         let row = tile.first.wrapping_add(row / 64 * tile.next_rows + row % 64 * size_of::<T>());
         for (k, value) in values.iter_mut().take(T::TERMS as usize).enumerate() {
             let from = swizzled(row.wrapping_add(128 * k));
@@ -252,7 +250,8 @@ pub trait Sums: AsMut<[f32]> {
         let rows = unsafe {
             [columns::<T, LA>(a, row, Access::Read), columns::<T, LA>(a, row + 8, Access::Read)]
         };
-        // Each column is for 32 threads, of which this is number `reader`: one of them reports it.
+        // The same column is read by 32 threads, of which this is number `reader`; at least one of
+        // them reports it. A thread reads `columns_each` columns.
         let (reader, columns_each) = (thread / 4, self.as_mut().len() / 2);
         for (j, sums) in self.as_mut().as_chunks_mut::<4>().0.iter_mut().enumerate() {
             for side in 0..2 {
@@ -293,15 +292,16 @@ macro_rules! widths {
 
 widths! { 4 8 16 24 32 40 48 56 64 72 80 88 96 104 112 128 }
 
-/// A warp executes the instruction together, so no lane writes the tiles while others still read
-/// them. Orders no accesses: it is no barrier.
+/// Lets the lanes of the warp meet, since a warp executes the instruction together: no lane runs
+/// ahead and writes tiles that others have still to read. The vote orders no accesses.
 #[track_caller]
 pub(crate) fn wgmma_fence() {
     super::ballot(FULL_MASK, false);
     event(Event::RegisterFence);
 }
 
-/// The products are of the whole warpgroup, so none has ended before all its warps have begun it.
+/// Waits for the threads of the warpgroup first: a product is of all its warps, so that it does not
+/// end before each warp has begun it.
 #[track_caller]
 pub(crate) fn wgmma_wait<const N: u32>() {
     meet_warpgroup();

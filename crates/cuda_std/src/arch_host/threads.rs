@@ -43,8 +43,10 @@ pub(crate) fn barrier_all() {
     meet(0, 0);
 }
 
-/// Executes a block barrier that counts predicates: between barriers the threads add to a word in
-/// shared memory. If it is removed, a thread counts its own only.
+/// Executes a block barrier that counts predicates, in a word of shared memory and by three
+/// barriers: the first follows the reads of the previous count, the second separates the reset from
+/// the additions, and the third the additions from the reads. If a planted bug removes it, a thread
+/// counts its own predicate only.
 #[track_caller]
 pub(crate) fn barrier_count(predicate: bool) -> u32 {
     static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -54,7 +56,7 @@ pub(crate) fn barrier_count(predicate: bool) -> u32 {
     if !meet(0, 0) {
         return predicate.into();
     }
-    // Each thread does, as any of them may have left the block.
+    // Each thread resets it, since any other one may have left the block.
     count.store(0, Ordering::Relaxed);
     barrier_all();
     count.fetch_add(predicate.into(), Ordering::Relaxed);
@@ -72,7 +74,8 @@ pub(crate) fn barrier_or(predicate: bool) -> bool {
     barrier_count(predicate) != 0
 }
 
-/// Does the same as [`barrier_or`], for a named barrier of `threads` threads.
+/// Does the same as [`barrier_or`], for a named barrier of `threads` threads; it executes three
+/// barriers as [`barrier_count`] does.
 #[track_caller]
 pub(crate) fn named_barrier_or(id: u32, threads: u32, predicate: bool) -> bool {
     /// A word for each barrier. `meet` reports an id above 15.

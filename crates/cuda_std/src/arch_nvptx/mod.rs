@@ -5,8 +5,8 @@
 //! not `nomem`: LLVM moves no access across them.
 
 /// Defines functions of an instruction each, or of a few. The options of the assembly come first.
-/// After a function's template come the operands that it reads, and those that it writes, by the
-/// class of their registers, and the result.
+/// A function's template is followed by the operands that it reads, in `in(..)`, by those that it
+/// writes, in `out(..)`, each after the class of its register, and by the function's result.
 ///
 /// The comments in a table say who makes an instruction safe: it accesses memory only at the
 /// addresses that it gets, and its other effects are on the calling thread.

@@ -54,7 +54,7 @@ pub(crate) unsafe fn mma_m16n8k16<T: Factor>(d: &mut [f32; 4], a: [u32; 4], b: [
         match T::FORMAT {
             Format::Bf16 => mma!("bf16.bf16"),
             Format::F16 => mma!("f16.f16"),
-            // Not a factor of `mma`.
+            // `mma::Factor` excludes these.
             Format::E4m3 | Format::E5m2 => {}
         }
     }

@@ -33,8 +33,8 @@ pub const fn bytes(sizes: &[u32]) -> u32 {
 ///
 /// The type has the constant `BYTES`, the dynamic shared memory of a launch, and a function
 /// `dynamic`, which returns the block's memory. For each array it has a method of its name, which
-/// returns the tile of an index. The index is checked in simulated runs and debug builds. An array
-/// that does not fit in the 227 KiB of a block is an error of the compiler.
+/// returns the tile of an index. The index is checked in builds with debug assertions. Arrays that
+/// do not fit in the 227 KiB of a block, as in the second example, are an error of the compiler.
 ///
 /// ```
 /// use cuda_std::bf16;
@@ -55,7 +55,7 @@ pub const fn bytes(sizes: &[u32]) -> u32 {
 /// // 4 tiles of 16 KiB, 4 of 2 KiB, and at most 1 KiB that aligns the first one.
 /// assert_eq!(Memory::BYTES, 73 << 10);
 ///
-/// /// The tile of A in a stage.
+/// /// Returns the tile of A in a stage.
 /// fn stage(memory: Memory, stage: u32) -> SharedTile<bf16, 128> {
 ///     memory.a(stage)
 /// }

@@ -9,14 +9,14 @@ use crate::{tma, warp};
 
 /// Parts that a warp stores at a time.
 const PARTS_PER_STORE: u32 = 2;
-/// Words of a lane in these parts.
+/// Words of a lane in these parts: 16 rows of 256 bytes are 1,024 words, for 32 lanes.
 const WORDS: usize = 32;
 
 /// The kernel's part of the stores of [`LastRows`]: a warp's 16 rows of a tile, in *parts* of 128
 /// bytes of each row. Two neighbouring parts are stored together.
 pub trait StoresRows {
     /// The element type of the matrix, of 16 or 32 bits: [`SharedTile::store_words`] puts elements
-    /// of 8 bits elsewhere.
+    /// of 8 bits in an order of its own.
     type Element: Float;
     /// The place of a warp's rows in the matrix.
     type Place: Copy;
@@ -44,8 +44,8 @@ pub trait StoresRows {
 
 /// A warp's 16 rows of `8 * BLOCKS` sums of the tile that it has computed last.
 ///
-/// The shared memory for stores has a few columns, and its next use waits until TMA has read it. So
-/// a warp stores its rows between the steps of its next tile, in the interludes of a
+/// The shared memory for stores has room for two parts, and its next use waits until TMA has read
+/// it. So a warp stores its rows between the steps of its next tile, in the interludes of a
 /// [`Mainloop`](super::Mainloop): the first one stores the parts that were written last, the second
 /// one the parts that wait in registers, and the third one waits until all are in the matrix. Only
 /// parts of 16-bit elements wait: other tiles have too few columns, or would take too many
@@ -97,7 +97,8 @@ impl<T: Float, P: Copy, const BLOCKS: usize> LastRows<T, P, BLOCKS> {
         kernel: &impl StoresRows<Element = T, Place = P>,
         place: impl FnOnce() -> P,
     ) {
-        // Those that were written last, and in the second interlude those that wait, if any do.
+        // The first interlude stores the parts that were written last, and the second one those
+        // that wait in registers; if none wait, `first` is past the last part.
         let first = Self::AT_ONCE - PARTS_PER_STORE + index * PARTS_PER_STORE;
         if self.tiles == 0 {
             // There is no last tile.
@@ -188,7 +189,8 @@ fn write(group: &Warpgroup, kernel: &impl StoresRows, word: impl Fn(usize) -> u3
     group.wait_until_read();
     for which in 0..PARTS_PER_STORE {
         let first = which as usize * (WORDS / PARTS_PER_STORE as usize);
-        // SAFETY: the lanes of the warp call this together, and the parts are the warp's.
+        // SAFETY: the lanes of the warp call this together. The parts are the warp's, by the
+        // contract of `Mainloop`: only its implementations have a `Warpgroup` to call this with.
         unsafe { kernel.part(group, which).store_words(warp::lane_id(), |i| word(first + i)) };
     }
 }

@@ -33,7 +33,8 @@ impl EmptyStage {
     }
 
     /// Sets the number of bytes that arrive in this block's stage from the loads of this warp and
-    /// of the same warp in the other blocks of the cluster. PTX: `mbarrier.arrive.expect_tx`.
+    /// of the same warp in the other blocks of the cluster. It is the warp's arrival at the stage's
+    /// barrier, so that a step has one call. PTX: `mbarrier.arrive.expect_tx`.
     #[track_caller]
     pub fn expect(&self, bytes: u32) {
         self.full.arrive_expect_tx(bytes);
@@ -112,9 +113,12 @@ impl IdleWarp {
 ///   lie in the launch's dynamic shared memory, and overlap no tile of another stage. The maps are
 ///   those of allocated matrices.
 /// * The factors that it passes to the methods of [`Warpgroup`] are tiles of the stage that
-///   [`compute`](Self::compute) is called with. The memory that it stores through belongs to the
-///   warpgroup, and the maps are those of matrices that the kernel may write.
-/// * [`source`](Self::source) and [`load`](Self::load) expect exactly the bytes that are loaded.
+///   [`compute`](Self::compute) is called with. The memory that it stores through, also that of the
+///   parts of a [`StoresRows`](super::StoresRows), belongs to the warpgroup, and the maps are those
+///   of matrices that the kernel may write.
+/// * [`load`](Self::load) calls [`EmptyStage::expect`] once, with exactly the bytes that arrive.
+/// * There are at most [`MAX_STAGES`] [`stages`](Self::stages), and [`arrivals`](Self::arrivals) is
+///   the number of arrivals of all [`release`](Self::release)s of a stage.
 /// * `compute` does not access the sums after it has begun products, unless it
 ///   [waits for them](Self::COMPLETES).
 pub unsafe trait Mainloop {
@@ -349,7 +353,7 @@ fn compute_tiles<M: Mainloop + ?Sized>(main: &M, group: &Warpgroup, pipeline: Pi
         if !M::COMPLETES {
             wgmma::fence_operand(&mut sums);
         }
-        // This is written out, since a loop of loops may not be unrolled.
+        // This is written out: LLVM may not unroll a loop around the loops of `compute_until`.
         if M::INTERLUDES > 0 {
             steps.compute_until(&mut state, &mut sums, main.pause(0).min(end));
             main.interlude(group, &mut state, 0, tile);

@@ -13,10 +13,10 @@
 //! * [`TileOrder`]: the order in which blocks take the tiles of a matrix.
 //! * [`Schedule`]: the division of a product among blocks, with tiles split over a cluster.
 //!
-//! [`SharedTile`], [`Pipeline`] and [`Mainloop`] need Hopper, the others sm_80. All of it compiles
-//! to the same code as if written by hand with [`tma`](crate::tma), [`mbarrier`](crate::mbarrier),
-//! [`wgmma`](crate::wgmma), [`mma`](crate::mma) and [`async_copy`](crate::async_copy), and runs in
-//! the simulator.
+//! [`SharedTile`], [`Pipeline`], [`Mainloop`] and [`LastRows`] need Hopper, the others sm_80. All
+//! of it compiles to the same code as if written by hand with [`tma`](crate::tma),
+//! [`mbarrier`](crate::mbarrier), [`wgmma`](crate::wgmma), [`mma`](crate::mma) and
+//! [`async_copy`](crate::async_copy), and runs in the simulator.
 
 #[doc(hidden)]
 pub mod arena;

@@ -23,7 +23,7 @@ use crate::warp::{self, WarpShuffleValue};
 /// use cuda_std::math;
 /// use cuda_std::tile::RegTile;
 ///
-/// /// The softmax of the rows of a tile.
+/// /// Returns the softmax of the rows of a tile.
 /// ///
 /// /// # Safety
 /// ///
@@ -234,14 +234,16 @@ unsafe fn exchange<T: WarpShuffleValue>(mine: T, distance: u32, op: &impl Fn(T, 
 }
 
 impl<const BLOCKS: usize> RegTile<f32, BLOCKS> {
-    /// Stores columns from `column` on, a multiple of 8, to a tile in shared memory, rounded to
-    /// `T`: 64 of 16 bits, or 32 of 32. PTX: `stmatrix` for 16 bits, `st.shared.v2.u32` for 32.
+    /// Stores columns from `column` on, a multiple of 8, to a tile in shared memory, rounded to a
+    /// `T` of 16 or 32 bits: 64 of 16 bits, or 32 of 32. PTX: `stmatrix` for 16 bits,
+    /// `st.shared.v2.u32` for 32.
     ///
     /// # Safety
     ///
     /// All lanes of the warp call this together; no other thread accesses the shared memory.
     #[track_caller]
     pub unsafe fn store<T: Float>(&self, to: SharedTile<T, 16>, column: u32) {
+        const { assert!(size_of::<T>() > 1, "elements that are stored have 16 or 32 bits") }
         // A lane has four elements of each 8 columns; a word has 4 bytes.
         let first = (column / 8) as usize * 4 * size_of::<T>() / 4;
         let element = |i: usize| self.0[i / 4][i % 4];

@@ -25,6 +25,7 @@ impl TileMemory {
     #[must_use]
     pub fn dynamic() -> Self {
         let memory = shared::dynamic_shared_mem::<u8>();
+        // The generic address, used here, has the low bits of the address in shared memory.
         let aligned = memory.wrapping_add(memory.addr().wrapping_neg() % ALIGN);
         Self(arch::shared_address(aligned))
     }
@@ -259,7 +260,8 @@ impl<T: Half> SharedTile<T, 8> {
 impl<T: Float> SharedTile<T, 16> {
     /// Stores 16 rows of a warp's sums, as `wgmma` leaves them in registers: 16 words of a lane, as
     /// [`Float::word`] makes them of its sums. PTX: `stmatrix` for 16 bits, `st.shared.v2.u32` for
-    /// 32; elements of 8 bits would land in wrong rows.
+    /// 32. A word of 8-bit elements lands where one of two 16-bit elements would, so the tile has
+    /// an order of its own, which only a reader of such words can use.
     ///
     /// # Safety
     ///

@@ -286,7 +286,8 @@ macro_rules! table {
             }
         }
 
-        /// Symbol, argument types and return type of each function.
+        /// Symbol, argument types and return type of each function, as the list above has them; the
+        /// host crate's tests compare them with NCCL's headers.
         pub const PROTOTYPES: &[(&str, &[&str], &str)] =
             &[$(($symbol, &[$(stringify!($type)),*], stringify!($ret))),*];
     };
