@@ -19,7 +19,7 @@ impl CoopCall {
         Self { name, args: [("", 0); 6] }
     }
 
-    /// Adds an argument; one more than the array has space for is left out.
+    /// Adds an argument, or leaves it out if the array is full.
     #[must_use]
     pub fn arg(mut self, name: &'static str, value: u64) -> Self {
         if let Some(free) = self.args.iter_mut().find(|(name, _)| name.is_empty()) {

@@ -86,9 +86,9 @@ impl DevComm {
         self.0.gin_context_count
     }
 
-    /// Returns the distance in ranks between peers that the GIN contexts connect: 1 with FULL
-    /// connections, and at least 1, as callers divide by it. (`gin_connection_stride` is the
-    /// communicator's, which may connect more ranks.)
+    /// Returns the distance in ranks between peers that the GIN contexts connect. It is 1 with FULL
+    /// connections, and never 0, as callers divide by it. (The field `gin_connection_stride` is
+    /// that of the communicator, which may connect more ranks.)
     pub(crate) fn gin_stride(&self) -> i32 {
         (self.0.gin_context_stride as i32).max(1)
     }

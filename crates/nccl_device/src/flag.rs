@@ -81,9 +81,10 @@ impl<'a> Flags<'a> {
         Flag { comm: self.comm, words: self.words, index: self.first + index as usize }
     }
 
-    /// Waits until each of these flags of this rank that `is_awaited` is `value`, or less than 2^31
-    /// above it, modulo 2^32. The threads of the coop poll different flags at the same time. The
-    /// posters' earlier writes are then visible to every thread of the coop.
+    /// Waits until each of these flags of this rank for whose index `is_awaited` returns true is
+    /// `value`, or less than 2^31 above it, modulo 2^32. The threads of the coop poll different
+    /// flags at the same time. The posters' earlier writes are then visible to every thread of the
+    /// coop.
     #[track_caller]
     pub fn wait_all_at_least(&self, coop: Coop, value: u32, is_awaited: impl Fn(u32) -> bool) {
         let mut outcome = Outcome::Done;
@@ -204,6 +205,7 @@ impl Epoch {
     pub unsafe fn begin(words: *mut u32) -> Self {
         // SAFETY: the caller's contract; the word changes only after all blocks ended the epoch.
         let last = unsafe { mem::load_ordered(words.add(LAST), Order::Relaxed, Scope::Gpu) };
+        // 2^32 - 1 is odd, so the next number is 2, which is even, and not 1.
         Self { words, number: if last == u32::MAX { 2 } else { last + 1 } }
     }
 

@@ -13,10 +13,10 @@
 //! # What a session requires
 //!
 //! In every launch each rank sends at least one vector to every peer, and receives every vector
-//! that was sent to it: a rank that begins launch `n` has messages of every peer's launch `n - 1`,
-//! so that the peer's launch `n - 2` has ended. The end of that kernel, not the messages, orders
-//! its stores to the peer's slots, which are empty, before this rank's. Any other message that each
-//! peer sends in every launch will do too.
+//! that was sent to it. So a rank that begins launch `n` has messages of every peer's launch
+//! `n - 1`, and the peer's launch `n - 2`, which emptied the slots of the same bank, has ended. The
+//! end of that kernel, and not the messages, orders the stores that emptied the slots before this
+//! rank's stores to them. Any other message that each peer sends in every launch will do too.
 //!
 //! A launch may be two kernels, of which the first one sends and the second one receives: then only
 //! the second one ends the session.
@@ -150,7 +150,8 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     /// # Safety
     ///
     /// One launch at a time uses the memory, the same one in all ranks. Each thread that sends or
-    /// receives calls this or [`join`](Self::join), and one coop of each block [`Lamport::end`].
+    /// receives calls this or [`join`](Self::join), and one coop of each block calls
+    /// [`Lamport::end`].
     pub unsafe fn begin(self, used: u32) -> Lamport<'a, N> {
         assert!(used <= self.capacity, "a launch uses more slots than there are");
         // SAFETY: this launch alone uses the memory, as the caller guarantees.
@@ -349,9 +350,10 @@ impl<const N: usize, const EXITS: bool> Lamport<'_, N, EXITS> {
         vector
     }
 
-    /// Waits for the vectors that one rank sent to `K` slots, of which all are polled at once;
-    /// empties them. `slot` gives a slot, or `None` for a vector that no rank sends, which is 0.
-    /// The thread sleeps about `pause` nanoseconds between polls, so that it loads less often.
+    /// Waits for the vectors that one rank sent to `K` slots, which are polled together, and
+    /// empties these slots. `slot` returns the slot of a vector, or `None` for one that no rank
+    /// sends: it is 0 in the result. The thread sleeps about `pause` nanoseconds between polls, so
+    /// that it loads less often.
     ///
     /// # Safety
     ///

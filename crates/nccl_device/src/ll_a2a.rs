@@ -179,7 +179,8 @@ impl<'a> LlA2aBuffer<'a> {
     }
 }
 
-/// The first epoch, of bank 0. It is not 0, since zeroed lines must not match an epoch.
+/// The first epoch, and the one after `u32::MAX`. It is not 0, since zeroed lines must not match an
+/// epoch, and even, since `u32::MAX` is odd and the banks take turns.
 const FIRST_EPOCH: u32 = 2;
 
 /// An open session of LL all-to-all. [`LlA2aBuffer::with`] opens and closes it.
@@ -190,7 +191,7 @@ pub struct LlA2a<'a, T> {
     buffer: LlA2aBuffer<'a>,
     coop: Coop,
     block: u32,
-    /// Slots between the lines of one element.
+    /// The number of elements, and so of slots from one line of an element to its next.
     pitch: u32,
     epoch: u32,
     /// The epoch with which the session began.

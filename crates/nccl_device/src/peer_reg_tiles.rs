@@ -15,8 +15,9 @@ const AT_ONCE: usize = 8;
 /// those of a product of few rows. Each lane sends its elements to the same lane of every peer, as
 /// [`Lamport`] messages. So all ranks must have the same tiles in the same warps.
 ///
-/// All of a tile is sent before any of it is received: no rank waits for what a peer sends after
-/// a later tile of this one.
+/// A warp sends all of a tile before it receives any of it, and the same warp of each peer adds the
+/// same tiles in the same order. So a rank never waits for a message that a peer sends only after
+/// it has received one of a later tile.
 ///
 /// The guide's chapter about fused kernels has an example. For tiles in shared memory, whose sums
 /// other warps add, there is [`PeerTiles`](crate::PeerTiles).
@@ -59,8 +60,8 @@ impl<'a, const N: usize> PeerRegTiles<'a, N> {
     /// # Safety
     ///
     /// The lanes of a warp call this together, once for each number in a launch, with the same
-    /// arguments in all ranks. Each tile has `s` = [`slots`](Self::slots) of one tile; this tile's
-    /// slots, from `number * s` on, are below the capacity.
+    /// arguments and in the same order in all ranks. Each tile has `s` = [`slots`](Self::slots) of
+    /// one tile; this tile's slots, from `number * s` on, are below the capacity.
     pub unsafe fn add<const BLOCKS: usize>(
         &self,
         number: u32,

@@ -12,7 +12,7 @@
 //! # Why it cannot deadlock
 //!
 //! A block waits only for messages of the peers' blocks with its index, which compute the same
-//! tiles. These run, if not at the same time: the caller launches no more blocks than the GPU has
+//! tiles. These blocks run sooner or later, as the caller launches no more blocks than the GPU has
 //! room for. Warps that send wait for nothing outside their block before they have sent all parts,
 //! and never for warps that wait for messages. If the owners store the sums to every rank, the
 //! blocks of an index wait for each other at a barrier when they begin and when they end: then the
@@ -69,7 +69,7 @@ fn stored_counter(warp: u32) -> *mut u32 {
 }
 
 /// Returns the counter of the threads that have added all their elements.
-fn ended_counter() -> *mut u32 {
+fn added_counter() -> *mut u32 {
     stored_counters().wrapping_add(WARPS)
 }
 
@@ -309,8 +309,8 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
     pub fn added(&self) {
         if O::BROADCASTS {
             // SAFETY: the word is one of the block's.
-            let ended = unsafe { AtomicU32::from_ptr(ended_counter()) };
-            ended.fetch_add(1, Order::Relaxed, Scope::Cta);
+            let added = unsafe { AtomicU32::from_ptr(added_counter()) };
+            added.fetch_add(1, Order::Relaxed, Scope::Cta);
         }
     }
 
@@ -353,7 +353,7 @@ impl<'a, O: Owners, const N: usize> PeerTiles<'a, O, N> {
     pub unsafe fn end(&self, threads: u32) {
         if O::BROADCASTS {
             // SAFETY: no thread changes the word any more.
-            if unsafe { mem::load(ended_counter()) } != threads {
+            if unsafe { mem::load(added_counter()) } != threads {
                 thread::exit();
             }
             self.comm

@@ -92,7 +92,7 @@ impl<'a, T: Element> TileExchange<'a, T> {
         flags: Window<u32>,
         state: *mut u32,
     ) -> Self {
-        // SAFETY: the caller passes a word that only this exchange uses.
+        // SAFETY: the caller passes words that only this exchange uses.
         Self { comm, inbox, flags, epoch: unsafe { Epoch::begin(state) } }
     }
 
@@ -132,28 +132,28 @@ impl<'a, T: Element> TileExchange<'a, T> {
         let (count, threads) = (len / Vec16::<T>::LANES, coop.size() as usize);
         let into = self.element(peer, at);
         let offset = |vector: usize| vector * Vec16::<T>::LANES;
-        let mut at = coop.thread_rank() as usize;
-        while at < count {
+        let mut first = coop.thread_rank() as usize;
+        while first < count {
             let mut vectors = [Vec16::from_bits([0; 4]); UNROLL];
             let mut i = 0;
             while i < UNROLL {
-                let vector = at + i * threads;
+                let vector = first + i * threads;
                 if vector < count {
-                    // SAFETY: the caller's tile has this vector, and no peer reads it yet.
+                    // SAFETY: the vector is below `count`, and the caller's `from` has so many.
                     vectors[i] = unsafe { mem::load_vec(from.wrapping_add(offset(vector))) };
                 }
                 i += 1;
             }
             let mut i = 0;
             while i < UNROLL {
-                let vector = at + i * threads;
+                let vector = first + i * threads;
                 if vector < count {
-                    // SAFETY: the caller's tile has this vector, and no peer reads it yet.
+                    // SAFETY: the peer's bank has this vector, and the peer does not read it yet.
                     unsafe { mem::store_vec(into.wrapping_add(offset(vector)), vectors[i]) };
                 }
                 i += 1;
             }
-            at += UNROLL * threads;
+            first += UNROLL * threads;
         }
         self.flag(tile).post(coop, peer, self.epoch.get());
     }

@@ -21,7 +21,8 @@ use crate::prelude::*;
 use cuda_std::clock;
 use devcomm_types::{AbortBlock, STUCK_RECORDS, StuckRecord};
 
-/// This file, as locations in it name it.
+/// The path of this file in a [`Location`](std::panic::Location): by its folder the simulator
+/// recognises locations in this crate.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const FILE: &str = file!();
 
@@ -93,7 +94,8 @@ impl Deadline {
     }
 
     /// Returns the clock cycles until the deadline, at 2 GHz. If a GPU's clock is faster, a slice
-    /// ends too early, and [`poll_slices`] begins another one.
+    /// ends too early, and [`poll_slices`] begins another one. If it is slower, the last slice ends
+    /// late by the ratio of the clocks.
     #[track_caller]
     fn cycles_left(self) -> u64 {
         if self.at == 0 {
@@ -152,14 +154,14 @@ impl DevComm {
         finish_timed(coop, outcome, CoopCall::new("comm.wait_until_timeout"))
     }
 
-    /// Does the same as [`wait_until`](Self::wait_until), of one thread, which goes on after an
+    /// Does the same as [`wait_until`](Self::wait_until), for one thread, which goes on after an
     /// abort instead of exiting: for a thread that others of its block wait for, by an mbarrier for
     /// instance, which an abort does not end. After an abort its data is not there, but those
     /// threads can end.
     ///
     /// # Errors
     ///
-    /// [`Aborted`]; the host knows already.
+    /// [`Aborted`]. The host, which has aborted, finds a record of this wait.
     pub fn wait_until_or_abort(&self, done: impl FnMut() -> bool) -> Result<(), Aborted> {
         match poll(self, Deadline::NEVER, done, describe_poll) {
             Outcome::Aborted => Err(Aborted),
@@ -200,8 +202,9 @@ pub(crate) fn poll(
     poll_by::<true>(comm, deadline, done, what)
 }
 
-/// Does the same as [`poll`]. If the thread goes on after an abort (not `EXITS`), it records only
-/// that a wait was ended. Then it may wait again and again, so it reads the abort flag more often.
+/// Does the same as [`poll`]. With `EXITS` false, for a thread that goes on after an abort and may
+/// then wait many times, it reads the abort flag more often, and records only that a wait has
+/// ended.
 #[track_caller]
 pub(crate) fn poll_by<const EXITS: bool>(
     comm: &DevComm,
@@ -217,6 +220,7 @@ pub(crate) fn poll_by<const EXITS: bool>(
         }
         polls = polls.wrapping_add(1);
         let per_check = if EXITS { POLLS_PER_CHECK } else { POLLS_PER_CHECK / 16 };
+        // In the simulator all other threads may run between two polls, so each poll checks.
         let check = cfg!(not(target_arch = "nvptx64")) || polls.is_multiple_of(per_check);
         if check && comm.is_aborted() {
             if EXITS {
@@ -271,9 +275,10 @@ pub(crate) fn poll_slices(
 /// half a millisecond.
 const FIRST_SLICE: u64 = 1 << 20;
 
-/// About two milliseconds, in cycles. NCCL polls fewer than 10,000 times in it; only after that
-/// many polls does it read the abort flag itself.
-pub(crate) const SHORT_SLICE: u64 = 1 << 22;
+/// About a millisecond, in cycles. NCCL polls fewer than 10,000 times in it, and reads the abort
+/// flag itself only after that many: a poll loads a word of device memory, which takes 320 to 380
+/// cycles on an H200.
+pub(crate) const SHORT_SLICE: u64 = 1 << 21;
 
 /// About two seconds, in cycles: for a wait that starts anew in each slice, so that some slice is
 /// long enough for it to complete.
@@ -373,8 +378,9 @@ pub(crate) fn is_unwinding() -> bool {
     false
 }
 
-/// Records what a thread waited for in the host's [`AbortBlock`]: one record per warp, which warps
-/// share in a grid of more than [`STUCK_RECORDS`]. The kind, written last, makes it valid.
+/// Records what a thread waited for in the host's [`AbortBlock`]. Each warp has a record; in a grid
+/// of more than [`STUCK_RECORDS`] warps, several share one. The kind, which is written last, makes
+/// a record valid.
 #[cold]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]

@@ -25,7 +25,8 @@ pub struct HybridBarrier<'a, B> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Path {
     /// A barrier within the LSA teams by load and store, then the rail teams over the network. With
-    /// a fence for puts it needs contexts that connect rails only: no other rank has put here.
+    /// a fence for puts it is used only if the contexts connect rails only, so that no rank outside
+    /// the rail can have put here.
     LsaThenRail,
     /// All ranks over the network, where each signal follows its rank's puts on the connection.
     Network,

@@ -34,7 +34,7 @@ pub(crate) struct RemoteAction {
     /// 0: none, 1: an element of a window, 2: an indexed signal.
     pub(crate) kind: i32,
     pub(crate) window: *mut c_void,
-    /// Byte offset in the window, or the signal's id.
+    /// Byte offset or id: NCCL takes both, in two parameters, and uses the one of the kind.
     pub(crate) offset_or_id: usize,
     pub(crate) strong: bool,
     /// 0: increment, 1: add.
@@ -143,9 +143,9 @@ macro_rules! operation {
 }
 
 operation! {
-    /// Puts `bytes` bytes from `source` of this rank to `target` of world rank `peer`; then
-    /// performs the remote action, and increments the counter. In all operations `false` and null
-    /// mean no descriptor in shared memory, the last zeros default options and device memory.
+    /// Puts `bytes` bytes from `source` of this rank to `target` of world rank `peer`, performs the
+    /// remote action, and increments the counter. In all operations `false` and null mean that no
+    /// descriptor is in shared memory, the last zeros that options and memory type are the default.
     fn put, gin_put(
         peer: i32, target: SymAddr, source: SymAddr, bytes: usize, action: RemoteAction,
         counter: Option<u32>, release: Release

@@ -115,8 +115,8 @@ impl DevComm {
         assert!(index < raw.gin_context_count, "the device communicator has no such GIN context");
         // A launch of a kernel that is generic over `B` takes the instance for the device
         // communicator's back end. A kernel that names another `B` is stopped here: NCCL's code for
-        // it would corrupt memory. Contexts take the connections in turn: one to four, if there are
-        // contexts, and the clamp tells the compiler so.
+        // it would corrupt memory. Contexts take the connections in turn. There are one to four of
+        // these if there are contexts; the clamp tells the compiler so.
         let connection = index as usize % usize::from(raw.gin_connection_count).clamp(1, 4);
         let back_end = i32::from(raw.gin_net_device_types[connection]);
         assert!(back_end == B::TYPE.raw(), "the device communicator's GIN is of another back end");

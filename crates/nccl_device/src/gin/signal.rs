@@ -10,9 +10,9 @@ use crate::{DevComm, Window};
 /// A signal: a 64-bit value in each rank and context, which peers increase. NCCL:
 /// `ncclGinSignal_t`.
 ///
-/// It is a number of the device communicator that it was made of. For the contexts of another one,
-/// which only an unsafe launch can pass too, the number stands for another signal, such as a
-/// barrier's, or for none, and nothing on a GPU checks that.
+/// The number is for the contexts of the device communicator from which it was made. For those of
+/// another one, which a kernel can have too if its launch is unsafe, it stands for another signal,
+/// such as a barrier's, or for none, and nothing on a GPU checks that.
 #[doc(alias = "ncclGinSignal_t")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignalId(u32);

@@ -114,7 +114,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     #[doc(alias = "ncclGinResetSignal")]
     pub fn reset_signal(&self, signal: impl Signal) {
         let word = word(signal);
-        // SAFETY: the host reserved the signal, which the constructor of its id has checked.
+        // SAFETY: the host reserved the signal, or the contract of `VaSignal` holds.
         unsafe {
             calls::reset::<B>(self.context(), word);
             // A signal in a window has no shadow.

@@ -24,7 +24,8 @@ pub struct LamportMemory {
     pub state: *mut u32,
     /// The number of slots for a source rank in a bank.
     pub capacity: u32,
-    /// Whether nothing beside the launches with this memory needs room on the GPU, so that any
-    /// number of these may have begun at a time.
+    /// Whether the launches with this memory have the GPU to themselves: then a launch may let the
+    /// next one begin early ([`grid::launch_next`](cuda_std::grid::launch_next)), whose waiting
+    /// blocks take no room from other kernels.
     pub alone: bool,
 }

@@ -86,7 +86,7 @@ impl<'a, O: Owners, const N: usize> PeerSums<'a, O, N> {
     /// is a multiple of the number of rows. This rank's parts [are stored](PeerTiles::wait_stored),
     /// and the ranks [have met](PeerTiles::meet).
     pub unsafe fn add(&self, column: PeerColumn, row: u32) {
-        // A part that is partly outside C is sent as a whole.
+        // A part that is partly outside C is sent as a whole, so all its slots are to be emptied.
         if !column.is_sent || row - row % PART_ROWS >= column.left {
             return;
         }

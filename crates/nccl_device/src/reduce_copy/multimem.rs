@@ -78,8 +78,8 @@ macro_rules! halves {
             unsafe fn load(op: Op, from: *const Self) -> Self {
                 let second = from.addr() % 4 / 2;
                 let both = from.wrapping_sub(second).cast::<[$type; 2]>();
-                // SAFETY: the caller's contract; the other half of the 32-bit word is in the same
-                // window, whose size is a multiple of 4 bytes.
+                // SAFETY: the caller's contract. The other half of the 32-bit word, whose sum is
+                // not used, is mapped too: GPU memory is mapped in pages of multiples of 4 bytes.
                 let both = unsafe { multimem::load_reduce(op, both) };
                 if second == 0 { both[0] } else { both[1] }
             }

@@ -37,7 +37,7 @@ use half::{bf16, f16};
 
 use crate::raw::{self, CoopAny};
 
-/// Defines a sealed trait of element types, with functions that pass their arguments to NCCL's
+/// Defines a trait of element types, with hidden functions that pass their arguments to NCCL's
 /// functions for the type, whose names follow in the same order.
 macro_rules! element_functions {
     (
@@ -80,9 +80,8 @@ macro_rules! element_functions {
 }
 
 element_functions! {
-    /// An element type of NCCL's load/store functions: all twelve types.
-    ///
-    /// The trait is sealed by its hidden functions.
+    /// An element type of NCCL's load/store functions: all twelve types. Only this crate implements
+    /// the trait, whose functions are hidden.
     trait NcclElement: Element {
         fn lsa_reduce_sum(coop: *const CoopAny, src: *mut c_void, src_offset: usize,
             dst: *mut Self, count: usize, team: *const Team);

@@ -17,11 +17,15 @@ pub(super) trait Pack<T: Accumulate> {
     type Wide: Copy;
 
     fn zero() -> Self::Value;
+    /// Loads the elements from `from` on.
+    ///
     /// # Safety
     ///
     /// `from` is valid for the access and aligned for it.
     #[track_caller]
     unsafe fn load(from: *const T) -> Self::Value;
+    /// Stores the elements from `to` on.
+    ///
     /// # Safety
     ///
     /// `to` is valid for the access and aligned for it.
@@ -36,14 +40,20 @@ pub(super) trait Pack<T: Accumulate> {
     unsafe fn load_multicast<Op>(op: Op, from: *const T) -> Self::Value
     where
         T: MultimemReduce<Op>;
+    /// Stores to all copies at a multicast address.
+    ///
     /// # Safety
     ///
     /// `to` is a multicast address, valid in all copies and aligned for the access.
     #[track_caller]
     unsafe fn store_multicast(to: *mut T, value: Self::Value);
+    /// Converts each element to its accumulator.
     fn widen(value: Self::Value) -> Self::Wide;
+    /// Rounds each accumulator to an element.
     fn narrow(wide: Self::Wide) -> Self::Value;
+    /// Replaces each accumulator `a` by `f(a)`.
     fn map(wide: &mut Self::Wide, f: impl Fn(T::Acc) -> T::Acc);
+    /// Replaces each accumulator `a` by `f(a, b)`, with `b` at the same place in `other`.
     fn zip(wide: &mut Self::Wide, other: Self::Wide, f: impl Fn(T::Acc, T::Acc) -> T::Acc);
 }
 

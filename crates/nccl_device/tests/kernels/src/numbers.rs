@@ -116,7 +116,7 @@ pub unsafe fn transpose_part(
     }
 }
 
-/// Loads an element after the end of a row, which is in the memory.
+/// Loads the element after the end of a row. It is in the window's memory, as the next row's first.
 #[kernel]
 pub unsafe fn load_behind_row(x: Window<f32>, out: *mut f32, columns: usize) {
     // SAFETY: the element is outside the row, which the test is for.
