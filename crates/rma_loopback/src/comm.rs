@@ -13,7 +13,7 @@ use crate::region::{Region, id_of};
 use crate::remote::{Link, connect_links};
 use crate::request::{ContextId, Request, Requests};
 
-/// The number of calls of `progress` for each call of `check`.
+/// The number of calls of `progress` for each call of `check`, which reads the clock.
 const POLLS_PER_CHECK: u64 = 256;
 /// Interval of the checks for failed copies and for the end of another process.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
@@ -70,7 +70,8 @@ impl Comm {
                 )));
             }
         }
-        let connection = Connection::of(handles[0].key(), handles.len())?;
+        let locals = handles.iter().filter(|handle| handle.same_process(&mine)).count();
+        let connection = Connection::of(handles[0].key(), handles.len(), locals)?;
         let joined = Self::join(endpoint, &handles, rank, &connection);
         // An error also ends the waits of this process's other ranks.
         joined.map_err(|error| connection.fail(error))
@@ -154,14 +155,14 @@ impl Comm {
                 && links.iter().all(|(link, last)| link.done(*last))
         });
         if !unused && regions.iter().any(Region::is_mapped_here) {
-            // A copy that never ends still uses the address: the mapping is leaked.
+            // A copy may still use the plugin's mapping of a region, which is leaked.
             std::mem::forget(regions);
         }
     }
 
-    /// Makes progress until operations are `done`; `why` is for the log. If they do not end in
-    /// time, the connection fails and pending operations are dropped. Returns whether no stream
-    /// still uses the memory of those operations; the host no longer does in either case.
+    /// Makes progress until operations are `done`; `why` is for the log. If they do not end within
+    /// [`END_WITHIN`], the connection fails and pending operations are dropped. Returns whether no
+    /// stream still uses the memory of those operations; the host no longer does in either case.
     fn progress_until(&self, why: &str, done: impl Fn() -> bool) -> bool {
         let deadline = Instant::now() + END_WITHIN;
         while !done() {
@@ -188,16 +189,16 @@ impl Comm {
         let deadline = *self.stopped.get_or_init(Instant::now) + STOP_WITHIN;
         self.links.iter().flatten().for_each(Link::cancel);
         self.connection.locals().for_each(|local| local.inbound.cancel());
-        let idle =
-            |rank: &Arc<LocalRank>| Ok(rank.inbound.is_idle()? && rank.staging.stream.is_idle()?);
-        loop {
-            let all = self.connection.locals().map(idle).collect::<Result<Vec<bool>>>();
-            match all {
-                Ok(all) if all.iter().all(|idle| *idle) => return true,
+        let is_idle = loop {
+            let all = self.connection.locals().map(|rank| rank.is_idle());
+            match all.collect::<Result<Vec<bool>>>() {
+                Ok(all) if all.iter().all(|idle| *idle) => break true,
                 Ok(_) if Instant::now() < deadline => std::thread::yield_now(),
-                _ => return false,
+                _ => break false,
             }
-        }
+        };
+        self.connection.locals().for_each(|rank| rank.set_stuck(!is_idle));
+        is_idle
     }
 
     /// Executes the requests that other processes have published, before this rank closes.

@@ -38,6 +38,17 @@ impl LocalRank {
         &self.staging.stream.device
     }
 
+    /// Returns whether both streams are idle; an error if one of their operations has failed.
+    pub(crate) fn is_idle(&self) -> Result<bool> {
+        Ok(self.inbound.stream.is_idle()? && self.staging.stream.is_idle()?)
+    }
+
+    /// Records whether a wait for idle streams has ended without success, after a failure.
+    pub(crate) fn set_stuck(&self, is_stuck: bool) {
+        self.inbound.stream.set_stuck(is_stuck);
+        self.staging.stream.set_stuck(is_stuck);
+    }
+
     /// Marks the rank's side closed.
     pub(crate) fn mark_closed(&self) {
         self.closed.store(true, Ordering::Release);
@@ -58,33 +69,58 @@ pub(crate) struct Connection {
     /// Number of local ranks that have joined.
     joined: Mutex<usize>,
     changed: Condvar,
-    fault: OnceLock<Error>,
+    fault: Arc<OnceLock<Error>>,
 }
 
-static CONNECTIONS: Mutex<Option<HashMap<Key, Weak<Connection>>>> = Mutex::new(None);
+/// A connection in the table of this process.
+struct Entry {
+    connection: Weak<Connection>,
+    /// The connection's first error, which outlives it for the ranks that are still to come.
+    fault: Arc<OnceLock<Error>>,
+    /// The number of local ranks that have not asked for the connection.
+    to_come: usize,
+}
+
+static CONNECTIONS: Mutex<Option<HashMap<Key, Entry>>> = Mutex::new(None);
 
 impl Connection {
-    /// Returns the connection with this key, created by the first rank.
-    pub(crate) fn of(key: Key, ranks: usize) -> Result<Arc<Self>> {
+    /// Returns the connection with this key, which the first of the `locals` ranks of this process
+    /// creates; an error if one of them has failed.
+    pub(crate) fn of(key: Key, ranks: usize, locals: usize) -> Result<Arc<Self>> {
         let mut connections = CONNECTIONS.lock().unwrap_or_else(PoisonError::into_inner);
         let connections = connections.get_or_insert_default();
-        connections.retain(|_, connection| connection.strong_count() > 0);
-        if let Some(connection) = connections.get(&key).and_then(Weak::upgrade) {
-            if connection.locals.len() != ranks {
-                return Err(Error::Argument(format!(
-                    "ranks disagree on the number of ranks: {ranks} or {}",
-                    connection.locals.len()
-                )));
+        connections.retain(|_, entry| {
+            let is_awaited = entry.to_come > 0 && entry.fault.get().is_some();
+            is_awaited || entry.connection.strong_count() > 0
+        });
+        if let Some(entry) = connections.get_mut(&key) {
+            entry.to_come = entry.to_come.saturating_sub(1);
+            if let Some(fault) = entry.fault.get() {
+                return Err(fault.clone());
             }
-            return Ok(connection);
+            if let Some(connection) = entry.connection.upgrade() {
+                let others = connection.locals.len();
+                if others == ranks {
+                    return Ok(connection);
+                }
+                return Err(connection.fail(Error::Argument(format!(
+                    "ranks disagree on the number of ranks: {ranks} or {others}"
+                ))));
+            }
         }
+        let fault = Arc::default();
         let connection = Arc::new(Self {
             locals: (0..ranks).map(|_| OnceLock::new()).collect(),
             joined: Mutex::new(0),
             changed: Condvar::new(),
-            fault: OnceLock::new(),
+            fault: Arc::clone(&fault),
         });
-        connections.insert(key, Arc::downgrade(&connection));
+        let entry = Entry {
+            connection: Arc::downgrade(&connection),
+            fault,
+            to_come: locals.saturating_sub(1),
+        };
+        connections.insert(key, entry);
         Ok(connection)
     }
 

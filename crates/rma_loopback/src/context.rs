@@ -11,7 +11,7 @@ use crate::remote::{RemoteKind, RemoteOp, RemoteSignal};
 use crate::request::{ContextId, Request};
 use crate::transfer::{Buffer, Data, Source, Transfer};
 
-/// The plugin's `max_recvs`, by which NCCL multiplies [`MAX_REQUESTS`].
+/// The plugin's `max_recvs`, a power of two by which NCCL multiplies [`MAX_REQUESTS`].
 pub(crate) const MAX_RECVS: usize = 4;
 
 /// Contexts of a connection. NCCL: `rmaCtx`.

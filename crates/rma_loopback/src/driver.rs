@@ -31,17 +31,21 @@ pub const CAN_USE_64_BIT_STREAM_MEM_OPS: c_int = 122;
 pub const ATOMIC_REDUCTION_SUPPORTED: c_int = 148;
 /// The first driver version with atomic reductions on streams, as from `cuDriverGetVersion`.
 const FIRST_WITH_REDUCTIONS: c_int = 13_010;
+/// CUDA: `CU_STREAM_NON_BLOCKING`.
 const STREAM_NON_BLOCKING: c_uint = 1;
+/// CUDA: `CU_EVENT_DISABLE_TIMING`.
 const EVENT_DISABLE_TIMING: c_uint = 2;
+/// CUDA: `CU_MEMHOSTALLOC_PORTABLE` and `CU_MEMHOSTALLOC_DEVICEMAP`.
 const HOST_PORTABLE_MAPPED: c_uint = 1 | 2;
+/// CUDA: `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const CAPTURE_RELAXED: c_int = 2;
 
 /// An operation of `cuStreamBatchMemOp`. CUDA: `CUstreamBatchMemOpParams`.
 ///
-/// A write is its kind, the address, the value and flags, of which 0 stands for a memory barrier
-/// before the write. A barrier is its kind, and in the upper half of the same word 0: for the whole
-/// system. A reduction is its kind; 0 for an addition and, in the upper half, the data type; the
-/// address; the value.
+/// A write has the words kind, address, value, and flags, of which 0 stands for a memory barrier
+/// before the write. A barrier has one word: its lower half is the kind, its upper half is 0, for
+/// the whole system. A reduction has the words kind; operation (lower half, 0 is an addition) and
+/// data type (upper half); address; value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemOp(pub [u64; 6]);
@@ -160,7 +164,6 @@ functions! {
     cuCtxGetStreamPriorityRange: fn(*mut c_int, *mut c_int);
     cuStreamCreateWithPriority: fn(*mut RawStream, c_uint, c_int);
     cuStreamDestroy_v2: fn(RawStream);
-    cuStreamSynchronize: fn(RawStream);
     cuStreamQuery: fn(RawStream);
     cuStreamWaitEvent: fn(RawStream, RawEvent, c_uint);
     cuStreamBatchMemOp_v2: fn(RawStream, c_uint, *mut MemOp, c_uint);

@@ -120,6 +120,7 @@ pub(crate) unsafe extern "C" fn get_rma_properties(
     properties: *mut RmaProperties,
 ) -> Status {
     entry("getRmaProperties", || {
+        // A signal covers the puts into its own rank only.
         let value = RmaProperties { flushes_all_puts_on_any_signal: false };
         // SAFETY: NCCL passes a valid out pointer.
         unsafe { set_out(properties, value) }
@@ -188,6 +189,7 @@ pub(crate) unsafe extern "C" fn connect(
     entry("connect", || {
         // SAFETY: `listen` returned the pointer, and it is not closed yet.
         let endpoint = unsafe { object::<Endpoint>(listen_comm)? };
+        let _relaxed = RelaxedCaptures::new(&endpoint.setup.driver);
         let (Ok(n_ranks), Ok(rank)) = (usize::try_from(n_ranks), usize::try_from(rank)) else {
             return Err(Error::Argument(format!("rank {rank} of {n_ranks} is out of range")));
         };

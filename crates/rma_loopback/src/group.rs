@@ -16,7 +16,7 @@ use crate::stream::{STAGED, TrackedStream};
 use crate::transfer::Shadow;
 
 /// The number of words at which a group is full. A transfer adds at most two, so a call has up to
-/// 65, a barrier and a completion; the driver accepts 256.
+/// 65 words, 33 barriers and a completion; the driver accepts fewer than 256 operations.
 const MAX_WORDS: usize = 64;
 /// The least number of signals close together that one copy writes, instead of one write each: the
 /// stream takes 0.9 us for each word, and about 10 us for a copy.
@@ -90,18 +90,29 @@ impl Group {
         if self.copy_signals(stream)? {
             self.words.clear();
         }
-        let mut operations = Vec::with_capacity(self.words.len() + 2);
-        if self.words.iter().any(|word| word.change == Change::Add64) {
-            // An addition is not ordered after the copies by itself.
-            operations.push(MemOp::barrier());
-        }
-        operations.extend(self.words.drain(..).map(Word::operation));
+        let mut operations = self.operations();
         let last = self.last.take();
         operations.extend(last.map(|last| stream.done_op(last)));
         if !operations.is_empty() {
             stream.enqueue(&mut operations)?;
         }
         Ok(last)
+    }
+
+    /// Returns the operations of all words, in order, and removes the words.
+    fn operations(&mut self) -> Vec<MemOp> {
+        let mut operations = Vec::with_capacity(2 * self.words.len() + 1);
+        let mut is_ordered = false;
+        for word in self.words.drain(..) {
+            // An addition is not ordered after copies and writes by itself.
+            let is_addition = word.change == Change::Add64;
+            if is_addition && !is_ordered {
+                operations.push(MemOp::barrier());
+            }
+            is_ordered = is_addition;
+            operations.push(word.operation());
+        }
+        operations
     }
 
     /// Writes all words by one copy of the range that contains them. It does so if they are many
@@ -160,6 +171,22 @@ mod tests {
         group.write_32(64, 7);
         group.add_64(8, 6);
         assert_eq!(words(&group), [(64, 7), (8, 11)], "a signal comes after what is before it");
+    }
+
+    #[test]
+    fn an_addition_is_ordered_after_copies_and_after_values_of_its_group() {
+        let mut group = Group::default();
+        group.add_64(8, 1);
+        group.add_64(16, 2);
+        group.write_64(64, 3, None);
+        group.write_32(72, 4);
+        group.add_64(24, 5);
+        let barrier = MemOp::barrier();
+        let (first, second) = (MemOp::add_64(8, 1), MemOp::add_64(16, 2));
+        let (values, third) =
+            ([MemOp::write_64(64, 3), MemOp::write_32(72, 4)], MemOp::add_64(24, 5));
+        let expected = [barrier, first, second, values[0], values[1], barrier, third];
+        assert_eq!(group.operations(), expected);
     }
 
     #[test]

@@ -29,7 +29,7 @@ const PATIENCE: u32 = 1000;
 
 /// The queue of operations into a rank.
 pub(crate) struct InboundQueue {
-    stream: Arc<TrackedStream>,
+    pub(crate) stream: Arc<TrackedStream>,
     config: Config,
     arrived: Mutex<Arrived>,
     /// Held by the thread that calls the driver. Taken before `arrived`.
@@ -120,7 +120,8 @@ impl InboundQueue {
         self.enqueue_pending(&mut state)
     }
 
-    /// Makes progress on another rank's thread, if this rank's own has not made any for long.
+    /// Makes progress in the thread of another rank, if this rank's own thread has made none while
+    /// others have called this [`PATIENCE`] times.
     pub(crate) fn progress_for_absent(&self) -> Result<()> {
         let is_absent = self.waiting.load(Ordering::Acquire)
             && self.overlooked.fetch_add(1, Ordering::Relaxed) >= PATIENCE;
@@ -142,20 +143,17 @@ impl InboundQueue {
         state.step = None;
     }
 
-    /// Returns whether the stream is idle; an error if one of its operations has failed.
-    pub(crate) fn is_idle(&self) -> Result<bool> {
-        self.stream.is_idle()
-    }
-
-    /// Synchronises the stream. Returns whether nothing is left in it or pending.
-    pub(crate) fn synchronize(&self) -> bool {
-        let state = self.state();
-        let is_empty = state.transfers.is_empty() && self.arrived().transfers.is_empty();
-        self.stream.synchronize() && is_empty
+    /// Returns whether nothing is pending, nor in the stream, for which it waits
+    /// ([`TrackedStream::ends`]).
+    pub(crate) fn ends(&self) -> bool {
+        // No lock is held while it waits.
+        let is_empty = self.state().transfers.is_empty() && self.arrived().transfers.is_empty();
+        is_empty && self.stream.ends()
     }
 
     fn enqueue_pending(&self, state: &mut State) -> Result<()> {
-        // `arrived` is locked after that: what is submitted later sets the flag again.
+        // The flag is cleared before `arrived` is locked, and `submit` sets it under that lock: so
+        // it is set again for each transfer that the next line does not take.
         self.waiting.store(false, Ordering::Relaxed);
         state.transfers.extend(self.arrived().transfers.drain(..));
         let stream = &self.stream;
@@ -168,7 +166,7 @@ impl InboundQueue {
                 step => step.is_some(),
             };
             let in_stream = state.issued - stream.done();
-            // A step is run also with all groups in the stream, since it adds none.
+            // A host step, which adds no group, is run also if the stream has all groups.
             if in_stream >= self.config.depth || state.groups.len() >= GROUPS && !is_stepping {
                 break;
             }

@@ -20,9 +20,9 @@
 //! # How it works
 //!
 //! Each rank has one *inbound stream*, of the highest priority on its device, for all data and
-//! signals into the rank. A rank that puts leaves the operation there. The target's progress thread
-//! enqueues such operations after each pass over NCCL's queues: the copies, then in one batch the
-//! writes of the signals and of a sequence number in pinned memory.
+//! signals into the rank. A rank that puts leaves the operation in the target's queue. The target's
+//! progress thread enqueues such operations on the stream after each pass over NCCL's queues: the
+//! copies, then in one batch the writes of the signals and of a sequence number in pinned memory.
 //! So an operation is complete when the target has the data, and NCCL's test for completion is one
 //! load. Within a process copies go from device to device, by the memory's mapping or one that
 //! the plugin adds. Between processes they go through shared pinned memory, and the target rank
@@ -81,6 +81,10 @@
 //! rank itself, two ranks on a GPU) may need free multiprocessors, which a grid that fills the
 //! device does not leave; `staged` copies need none. Allocate before the launch. Reserve
 //! two CPU cores per rank: its progress thread polls.
+//!
+//! A rank that closes frees pinned memory, for which the driver waits until the kernels on the
+//! device have ended. After a failure whose copies do not end within a second, that memory is
+//! leaked.
 //!
 //! # Safety model
 //!

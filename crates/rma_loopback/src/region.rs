@@ -30,7 +30,7 @@ pub(crate) struct Region {
     base: usize,
     bytes: usize,
     on_host: bool,
-    /// A copy of each word's value, if only the plugin writes the words.
+    /// A copy of each word's value, if only the plugin writes the words; NCCL has zeroed them.
     shadow: Option<Arc<[AtomicU64]>>,
     peer_mapping: Option<PeerMapping>,
 }

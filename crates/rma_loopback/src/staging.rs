@@ -4,6 +4,7 @@
 //! stream, and free again when that stream has written a *mark*, a count in pinned memory, after
 //! the copy. The number of slots is fixed: while none is free, the copy waits.
 
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::driver::{Address, Device, Pinned, RawEvent, call};
@@ -20,7 +21,7 @@ enum Slot {
 /// A rank's slots, and its outbound stream, which fills them.
 pub(crate) struct Staging {
     pub(crate) stream: TrackedStream,
-    memory: Pinned,
+    memory: ManuallyDrop<Pinned>,
     /// One event per slot, recorded after the copy that fills it.
     events: Vec<RawEvent>,
     slots: Mutex<Vec<Slot>>,
@@ -36,7 +37,7 @@ impl Staging {
     pub(crate) fn new(device: &Device, slots: usize, slot_bytes: usize) -> Result<Self> {
         let mut staging = Self {
             stream: TrackedStream::new(device)?,
-            memory: device.pinned(slots * slot_bytes)?,
+            memory: ManuallyDrop::new(device.pinned(slots * slot_bytes)?),
             events: Vec::with_capacity(slots),
             slots: Mutex::new((0..slots).map(|_| Slot::Free).collect()),
             slot_bytes,
@@ -97,6 +98,11 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
+        // The streams of all local ranks, which read the slots, are idle or stuck together.
+        if self.stream.ends() {
+            // SAFETY: the memory is dropped here only, and not used again: no copy is in flight.
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
+        }
         let device = &self.stream.device;
         let Ok(_entered) = device.enter() else { return };
         for event in &self.events {

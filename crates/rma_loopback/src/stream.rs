@@ -3,7 +3,8 @@
 //! It writes a *sequence number* when it has completed an operation, and a *mark* when it has
 //! completed a step within one. Both only grow, so a test is one load, without a driver call.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::config;
@@ -20,19 +21,22 @@ const SLOTS: usize = 3 * WORD_STRIDE;
 
 /// The maximum number of words that [`TrackedStream::copy_words`] writes.
 pub(crate) const STAGED: usize = 64;
-/// The number of slots for such words. The limit of groups, and the waits for host steps, allow
-/// fewer copies in the stream, so a slot is written again only after its copy.
+/// The number of slots for such words. A slot is written again only after its copy has ended, since
+/// fewer copies than slots are in the stream: one for each group, of which the inbound queue allows
+/// two, and one for the group before a host step, for which it waits.
 const N_SLOTS: usize = 8;
 
 /// A stream on a rank's device. Callers make the [`Device`]'s context current before they enqueue.
 pub(crate) struct TrackedStream {
     pub(crate) device: Device,
     raw: RawStream,
-    words: Pinned,
+    words: ManuallyDrop<Pinned>,
     /// The last mark. The lock is held while it is enqueued, so that marks are in order.
     marks: Mutex<u64>,
     /// The number of copies of words so far.
     copies: AtomicUsize,
+    /// Whether the connection has failed and its streams did not become idle in time.
+    is_stuck: AtomicBool,
 }
 
 // SAFETY: CUDA streams may be used from every thread.
@@ -47,9 +51,10 @@ impl TrackedStream {
         Ok(Self {
             device: device.clone(),
             raw,
-            words,
+            words: ManuallyDrop::new(words),
             marks: Mutex::new(0),
             copies: AtomicUsize::new(0),
+            is_stuck: AtomicBool::new(false),
         })
     }
 
@@ -86,8 +91,8 @@ impl TrackedStream {
         self.word(MARK).load(Ordering::Acquire) >= mark
     }
 
-    /// Returns a word in pinned memory, for a value that the stream reads from the device. One is
-    /// enough: the host step that reads it holds up all later transfers.
+    /// Returns a word in pinned memory, for a value that the stream reads from the device. One word
+    /// is enough, as later transfers wait for the host step that reads it.
     pub(crate) fn scratch(&self) -> *mut u64 {
         self.word(SCRATCH).as_ptr()
     }
@@ -193,17 +198,32 @@ impl TrackedStream {
         self.device.driver.check(code, "cuStreamQuery", purpose).map(|()| true)
     }
 
-    /// Synchronises the stream; returns whether that succeeded.
-    pub(crate) fn synchronize(&self) -> bool {
-        self.device.enter().is_ok_and(|_entered| {
-            call!(*self.device.driver, "at close", cuStreamSynchronize(self.raw)).is_ok()
-        })
+    /// Records whether waits for the stream are to end at once.
+    pub(crate) fn set_stuck(&self, is_stuck: bool) {
+        self.is_stuck.store(is_stuck, Ordering::Release);
+    }
+
+    /// Waits until the stream is idle, has failed or is stuck; returns whether it is idle. If not,
+    /// its copies may go on, and a kernel may occupy the device, for which the driver would wait
+    /// before it frees pinned memory: so the caller leaks what the stream uses.
+    pub(crate) fn ends(&self) -> bool {
+        while !self.is_stuck.load(Ordering::Acquire) {
+            match self.is_idle() {
+                Ok(false) => std::thread::yield_now(),
+                ended => return ended.is_ok(),
+            }
+        }
+        false
     }
 }
 
 impl Drop for TrackedStream {
     fn drop(&mut self) {
-        self.synchronize();
+        if !self.ends() {
+            return;
+        }
+        // SAFETY: the words are dropped here only, and not used again: the stream is idle.
+        unsafe { ManuallyDrop::drop(&mut self.words) };
         let Ok(_entered) = self.device.enter() else { return };
         let driver = &*self.device.driver;
         let _ = call!(*driver, "at close", cuStreamDestroy_v2(self.raw));

@@ -1,9 +1,9 @@
 //! A transfer: one operation into a rank. It has data and an optional signal.
 //!
-//! The data is copied by operations of a stream, one for each transfer; words and signals are
-//! written after the copies of a whole [`Group`] of transfers. All operations into a rank go
-//! through its *inbound* queue to one stream. A *mark* is a number that this stream writes when it
-//! gets there.
+//! All operations into a rank go through its *inbound* queue to one stream. Each transfer has
+//! copies of its own there; words and signals are written after the copies of a whole [`Group`] of
+//! transfers. A *mark* is a number that the stream writes when it has executed what was enqueued
+//! before it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,7 +44,7 @@ pub(crate) enum Buffer {
     Device(Address),
     /// Host memory, pinned or not.
     Host(*mut u8),
-    /// Pinned memory, with the inbound stream's device as the source.
+    /// Pinned memory, to which the inbound stream can copy from its own device.
     Pinned(*mut u8),
 }
 
@@ -234,8 +234,8 @@ impl Transfer {
     }
 }
 
-/// Enqueues the rest of a range, directly or through slots. What needs no slot is enqueued at once,
-/// so that `moved` is 0 before it.
+/// Enqueues the rest of a range, directly or through slots. What needs no slot is enqueued whole,
+/// so that `moved` is 0 before it and the size of the copy is `bytes`.
 fn move_range(
     stream: &Arc<TrackedStream>,
     config: &Config,

@@ -10,7 +10,7 @@ use devcomm_rma_loopback::abi::{Opaque, SUCCESS, UNHANDLED_CUDA_ERROR};
 use devcomm_rma_loopback::config::{Config, CopyMethod};
 
 use fake::memory::{Kind, mappings_of};
-use fake::{Memory, Options, ok, on_another_thread, run_ranks};
+use fake::{Bootstrap, Memory, Options, Rank, device, ok, on_another_thread, run_ranks};
 
 const BYTES: usize = 1000;
 
@@ -135,6 +135,34 @@ fn after_a_failure_memory_is_unmapped_only_when_no_copy_uses_it() {
             bootstrap.barrier.wait();
         });
     }
+}
+
+#[test]
+fn ranks_close_in_time_after_a_failure_although_a_stream_never_becomes_idle() {
+    run_ranks(&Options::default(), |rank, bootstrap| {
+        let window = Memory::new(64);
+        let window_at = rank.window(&window);
+        bootstrap.barrier.wait();
+        rank.device.stalled.store(true, Ordering::Release);
+        bootstrap.barrier.wait();
+        if rank.rank == 0 {
+            assert_eq!(rank.try_put_now((window_at, 0), 64, (window_at, 0), 1), SUCCESS);
+        }
+        bootstrap.barrier.wait();
+        let start = Instant::now();
+        rank.close();
+        assert!(start.elapsed() < Duration::from_secs(10));
+    });
+}
+
+#[test]
+fn a_rank_connects_and_closes_while_another_thread_captures() {
+    // The driver refuses calls that would end a capture, unless the thread's mode is relaxed.
+    let options = Options { ranks: 1, ..Options::default() };
+    let rank = Rank::start(&options, 0, device(0, &options), &Bootstrap::new(1));
+    assert_eq!(fake::driver::capture_mode_of_this_thread(), 0);
+    rank.close();
+    assert_eq!(fake::driver::capture_mode_of_this_thread(), 0);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::io::Read;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use devcomm_rma_loopback::abi::{REMOTE_ERROR, SIGNAL_ADD, SUCCESS, TIMEOUT, UNHANDLED_CUDA_ERROR};
@@ -109,6 +110,7 @@ fn run(name: &str, number: usize, ranks: usize, server: &Path) {
         "left" => left(&rank, &barrier),
         "signal-and-go" => signal_and_go(&rank, &barrier),
         "untested" => untested(&rank, &barrier),
+        "stuck" => stuck(&rank, &barrier),
         _ => {
             work::traffic(&rank, options.contexts, &barrier);
             work::ranges(&rank, &barrier);
@@ -182,7 +184,7 @@ fn failed(rank: &Rank, barrier: &dyn Fn()) {
     let at = rank.window(&memory);
     barrier();
     if rank.rank == 1 {
-        rank.device.copies_left.store(0, std::sync::atomic::Ordering::Relaxed);
+        rank.device.copies_left.store(0, Ordering::Relaxed);
         assert_eq!(rank.try_put(0, (at, 0), 64, (at, 0), 0).0, UNHANDLED_CUDA_ERROR);
     } else {
         assert_eq!(error_of(rank), REMOTE_ERROR);
@@ -270,6 +272,28 @@ fn untested(rank: &Rank, barrier: &dyn Fn()) {
 #[test]
 fn destroying_a_context_waits_for_its_requests_to_other_processes() {
     run_processes("untested", 2, 1, &[]);
+}
+
+/// The stream of rank 1 never executes a put of rank 0.
+fn stuck(rank: &Rank, barrier: &dyn Fn()) {
+    let memory = Memory::new(64);
+    let at = rank.window(&memory);
+    rank.device.stalled.store(rank.rank == 1, Ordering::Release);
+    barrier();
+    if rank.rank == 0 {
+        ok(rank.try_put(0, (at, 0), 64, (at, 0), 1).0);
+    } else {
+        rank.serve(|| rank.device.batches.load(Ordering::Relaxed) > 0);
+    }
+    barrier();
+    let start = Instant::now();
+    rank.close();
+    assert!(start.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn processes_close_in_time_although_a_stream_never_becomes_idle() {
+    run_processes("stuck", 2, 1, &[]);
 }
 
 /// Rank 1 of three ends before it connects: its peers get an error long before the timeout.

@@ -392,6 +392,40 @@ fn connecting_without_a_current_device_is_an_error() {
     one.close();
 }
 
+#[test]
+fn a_rank_that_connects_after_another_has_failed_gets_its_error() {
+    setup(config()).use_on_this_thread();
+    let (one, other) = (listen(), listen());
+    let mut handles = [one.handle, other.handle];
+    // It has no device yet.
+    assert_eq!(one.connect(&mut handles, 0).0, INVALID_USAGE);
+    device(1, &Options::default());
+    assert_eq!(other.connect(&mut handles, 1).0, INVALID_USAGE);
+    one.close();
+    other.close();
+}
+
+#[test]
+fn ranks_that_disagree_on_their_number_do_not_wait_for_each_other() {
+    let options = Options::default();
+    device(1, &options);
+    let [one, other, third] = [listen(), listen(), listen()];
+    let mut handles = [one.handle, other.handle, third.handle];
+    let mut fewer = [one.handle, other.handle];
+    std::thread::scope(|scope| {
+        let first = scope.spawn(move || {
+            device(0, &options);
+            let status = one.connect(&mut fewer, 0).0;
+            one.close();
+            status
+        });
+        assert_eq!(other.connect(&mut handles, 1).0, INVALID_ARGUMENT);
+        assert_eq!(first.join().unwrap(), INVALID_ARGUMENT);
+    });
+    other.close();
+    third.close();
+}
+
 /// Two rails of two ranks each, and a connection of all four: each connection numbers its own ranks
 /// from 0.
 #[test]

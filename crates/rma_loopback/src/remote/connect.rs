@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 /// Interval of connection attempts to a rank whose backlog is full.
 const RETRY_EVERY: Duration = Duration::from_millis(10);
-/// Five words.
+/// The size of a [`Handshake`]: five words.
 const HANDSHAKE_BYTES: usize = 40;
 
 /// The first message of a connecting rank.

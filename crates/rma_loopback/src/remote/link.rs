@@ -175,9 +175,8 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // If a failed rank's copies from and to the slots never end, the segment stays mapped.
-        let idle = self.me.inbound.synchronize() && self.me.staging.stream.synchronize();
-        if idle {
+        // If the copies from and to the slots may not have ended, the segment stays mapped.
+        if self.me.inbound.ends() && self.me.staging.stream.ends() {
             // SAFETY: the segment is dropped here only, and not used again.
             unsafe { ManuallyDrop::drop(&mut self.segment) };
         }

@@ -61,7 +61,8 @@ pub(crate) struct Outgoing {
     first: u64,
     /// The number of entries published: at least `first`, as only published ones are completed.
     published: u64,
-    /// Slots are freed in the order in which they are taken, so that their number is enough.
+    /// The number of slots in use. Slots are freed in the order in which they are taken, so the
+    /// number and the next slot say which ones are free.
     slots_taken: usize,
     next_slot: usize,
     /// The numbers of operations accepted and completed.
@@ -203,7 +204,7 @@ impl Outgoing {
                 self.published
             )));
         }
-        // None, if the other process has lowered the count.
+        // This is 0 if the other process has lowered the count.
         let executed = acknowledged.saturating_sub(self.first) as usize;
         for in_flight in self.in_flight.iter_mut().take(executed) {
             if let (Stage::Published, Some(to)) = (in_flight.stage, in_flight.get_target)

@@ -14,7 +14,9 @@ use crate::region::RegionId;
 
 /// Number of entries of a ring.
 pub(crate) const ENTRIES: u64 = 128;
+/// Bytes of an entry: the eight words of `Entry::to_words`.
 const ENTRY_BYTES: usize = 64;
+/// Bytes at the start of a direction, for the two counts below; its entries follow.
 const PAGE: usize = 4096;
 /// Byte offset of the count of published entries, on its own cache line.
 const PUBLISHED: usize = 0;

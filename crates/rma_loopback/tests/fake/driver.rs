@@ -1,7 +1,8 @@
 //! A fake CUDA driver: streams are threads with random delays, device memory is host memory.
 //!
 //! It rejects what the real driver rejects or what would block a progress thread: a stream whose
-//! context is not current, an asynchronous copy from or to host memory that is not pinned.
+//! context is not current, an asynchronous copy from or to host memory that is not pinned, a call
+//! that would end another thread's capture.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -23,6 +24,7 @@ use super::memory;
 const INVALID_VALUE: Code = 1;
 const INVALID_CONTEXT: Code = 201;
 const ILLEGAL_ADDRESS: Code = 700;
+const STREAM_CAPTURE_UNSUPPORTED: Code = 900;
 
 /// A device. Its address serves as its context.
 pub struct Device {
@@ -85,6 +87,13 @@ pub fn capture_mode_of_this_thread() -> c_int {
     CAPTURE_MODE.get()
 }
 
+/// Returns whether some calls of this thread would end a capture of another thread that is in the
+/// global mode. The real driver (13.0) refuses them: allocations and releases of pinned memory, and
+/// queries of streams, but not mappings of memory.
+fn ends_captures() -> bool {
+    CAPTURE_MODE.get() != 2
+}
+
 /// Returns the depth of this thread's stack of contexts.
 pub fn contexts_on_stack() -> usize {
     CURRENT.with_borrow(Vec::len)
@@ -115,7 +124,7 @@ enum Task {
 struct Stream {
     device: &'static Device,
     tasks: Option<Sender<Task>>,
-    pending: Arc<(Mutex<usize>, Condvar)>,
+    pending: Arc<AtomicU64>,
     worker: Option<JoinHandle<()>>,
 }
 
@@ -130,7 +139,7 @@ impl Random {
     }
 }
 
-fn execute(tasks: &Receiver<Task>, pending: &(Mutex<usize>, Condvar), device: &Device, seed: u64) {
+fn execute(tasks: &Receiver<Task>, pending: &AtomicU64, device: &Device, seed: u64) {
     let delay = device.delay;
     let mut random = Random(seed);
     let mut pause = |one_in| {
@@ -190,8 +199,7 @@ fn execute(tasks: &Receiver<Task>, pending: &(Mutex<usize>, Condvar), device: &D
                 }
             }
         }
-        *pending.0.lock().unwrap() -= 1;
-        pending.1.notify_all();
+        pending.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -201,7 +209,7 @@ fn push(stream: RawStream, task: Task) -> Code {
     if !current().is_some_and(|device| std::ptr::eq(device, stream.device)) {
         return INVALID_CONTEXT;
     }
-    *stream.pending.0.lock().unwrap() += 1;
+    stream.pending.fetch_add(1, Ordering::SeqCst);
     stream.tasks.as_ref().unwrap().send(task).unwrap();
     SUCCESS
 }
@@ -235,6 +243,7 @@ unsafe extern "C" fn init(_: c_uint) -> Code {
 unsafe extern "C" fn error_name(code: Code, name: *mut *const c_char) -> Code {
     let text = match code {
         INVALID_CONTEXT => c"CUDA_ERROR_INVALID_CONTEXT",
+        STREAM_CAPTURE_UNSUPPORTED => c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
         ILLEGAL_ADDRESS => c"CUDA_ERROR_ILLEGAL_ADDRESS",
         _ => c"CUDA_ERROR_INVALID_VALUE",
     };
@@ -279,7 +288,7 @@ unsafe extern "C" fn create(stream: *mut RawStream, _: c_uint, _: c_int) -> Code
     static SEED: AtomicU64 = AtomicU64::new(1);
     let Some(device) = current() else { return INVALID_CONTEXT };
     let (tasks, received) = channel();
-    let pending = Arc::new((Mutex::new(0), Condvar::new()));
+    let pending = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&pending);
     let seed = SEED.fetch_add(7919, Ordering::Relaxed);
     let worker = std::thread::spawn(move || execute(&received, &counted, device, seed));
@@ -294,19 +303,13 @@ unsafe extern "C" fn destroy(stream: RawStream) -> Code {
     let _ = stream.worker.take().map(JoinHandle::join);
     SUCCESS
 }
-unsafe extern "C" fn synchronize(stream: RawStream) -> Code {
-    // SAFETY: the plugin passes a stream that `create` made.
-    let stream = unsafe { &*stream.cast::<Stream>() };
-    let mut pending = stream.pending.0.lock().unwrap();
-    while *pending > 0 {
-        pending = stream.pending.1.wait(pending).unwrap();
-    }
-    SUCCESS
-}
 unsafe extern "C" fn query(stream: RawStream) -> Code {
     // SAFETY: the plugin passes a stream that `create` made.
     let stream = unsafe { &*stream.cast::<Stream>() };
-    if *stream.pending.0.lock().unwrap() > 0 { NOT_READY } else { SUCCESS }
+    if ends_captures() {
+        return STREAM_CAPTURE_UNSUPPORTED;
+    }
+    if stream.pending.load(Ordering::SeqCst) > 0 { NOT_READY } else { SUCCESS }
 }
 unsafe extern "C" fn batch(
     stream: RawStream,
@@ -363,16 +366,25 @@ unsafe extern "C" fn wait(stream: RawStream, event: RawEvent, _: c_uint) -> Code
     push(stream, Task::WaitEvent(event, number))
 }
 unsafe extern "C" fn host_alloc(host: *mut *mut c_void, bytes: usize, _: c_uint) -> Code {
+    if ends_captures() {
+        return STREAM_CAPTURE_UNSUPPORTED;
+    }
     let memory = vec![0xaa_u128; bytes.div_ceil(16)].leak().as_mut_ptr();
     PINNED.lock().unwrap().insert(memory as usize, bytes);
     // SAFETY: the plugin passes a valid out pointer.
     unsafe { set_out(host, memory.cast()) }
 }
 unsafe extern "C" fn host_free(host: *mut c_void) -> Code {
+    if ends_captures() {
+        return STREAM_CAPTURE_UNSUPPORTED;
+    }
     // The memory is leaked, so that an access after the free does not crash the test.
     if PINNED.lock().unwrap().remove(&(host as usize)).is_some() { SUCCESS } else { INVALID_VALUE }
 }
 unsafe extern "C" fn host_register(host: *mut c_void, bytes: usize, _: c_uint) -> Code {
+    if ends_captures() {
+        return STREAM_CAPTURE_UNSUPPORTED;
+    }
     PINNED.lock().unwrap().insert(host as usize, bytes);
     SUCCESS
 }
@@ -458,7 +470,6 @@ pub fn functions() -> Functions {
         cuCtxGetStreamPriorityRange: priorities,
         cuStreamCreateWithPriority: create,
         cuStreamDestroy_v2: destroy,
-        cuStreamSynchronize: synchronize,
         cuStreamQuery: query,
         cuStreamWaitEvent: wait,
         cuStreamBatchMemOp_v2: batch,

@@ -8,7 +8,7 @@ use devcomm_rma_loopback::ncclRmaPlugin_v16;
 
 use super::ok;
 
-/// A listening rank and its handle, until [`Rank::connect`].
+/// A listening rank and its handle, until [`Rank::connect`](super::Rank::connect).
 pub struct Listening {
     pub(super) ctx: Opaque,
     comm: Opaque,
@@ -18,6 +18,7 @@ pub struct Listening {
 // SAFETY: one thread at a time uses a listening rank.
 unsafe impl Send for Listening {}
 
+/// Calls the plugin as NCCL does until it listens.
 pub fn listen() -> Listening {
     let plugin = &ncclRmaPlugin_v16;
     let (mut first, mut ctx, mut comm) = (null_mut(), null_mut(), null_mut());

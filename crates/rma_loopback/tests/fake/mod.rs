@@ -73,8 +73,8 @@ impl Bootstrap {
     }
 }
 
-/// More calls of `rmaProgress` than the `PATIENCE` of `inbound`: after them a put is enqueued, also
-/// if its target makes no progress.
+/// More calls of `rmaProgress` than `inbound::PATIENCE`: after them a put is enqueued, even if its
+/// target makes no progress.
 pub const IMPATIENCE: usize = 1100;
 
 /// A location in a region: the region's handle, and an offset in bytes.
