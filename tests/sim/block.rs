@@ -1,5 +1,6 @@
 //! Tests of threads of one block: shared memory, barriers, warps, atomics.
 
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::process::Command;
 
 use cuda_std::atomic::{Atomic, Order, Scope};
@@ -391,4 +392,61 @@ fn a_vote_without_its_barrier_returns_each_threads_own_vote() {
     for simulation in [Simulation::new(1), Simulation::new(1).mutation(removed).races(false)] {
         assert_eq!(output::<_, votes, 64>(simulation, (1, 64), [7_u32; 64]), [0; 64]);
     }
+}
+
+/// The threads of the last warp, which is half a warp, wait for each other; then also those of the
+/// warp before it, in one barrier for both.
+#[kernel]
+unsafe fn syncs_a_partial_warp(out: *mut u32) {
+    let t = thread::thread_idx_x();
+    // SAFETY: the buffer has one word; the barriers order the accesses.
+    unsafe {
+        if t == 79 {
+            mem::store(out, 1);
+        }
+        if t >= 64 {
+            thread::named_barrier_sync(1, 32);
+        }
+        if t == 64 {
+            mem::store(out, mem::load(out) + 1);
+        }
+        if t >= 32 {
+            thread::named_barrier_sync(2, 64);
+        }
+        if t == 32 {
+            mem::store(out, mem::load(out) + 1);
+        }
+        thread::named_barrier_sync(3, 96);
+        if t == 0 {
+            mem::store(out, mem::load(out) + 1);
+        }
+    }
+}
+
+#[test]
+fn a_barrier_for_some_warps_counts_the_missing_lanes_of_a_partial_one() {
+    for simulation in [Simulation::new(1), Simulation::new(1).seed(1)] {
+        assert_eq!(output::<_, syncs_a_partial_warp, _>(simulation, (1, 80), [0_u32]), [4]);
+    }
+}
+
+#[test]
+fn a_kernel_that_prints_to_a_closed_standard_output_goes_on() {
+    const IN_CHILD: &str = "DEVCOMM_TEST_PRINTS_TO_CLOSED";
+    if std::env::var_os(IN_CHILD).is_some() {
+        // SAFETY: nothing in this process uses its standard input and output in the meantime.
+        unsafe { (0..2).for_each(|fd| drop(OwnedFd::from_raw_fd(fd))) };
+        // The pipe gets the numbers that are free now: its writer is the standard output.
+        let (reader, writer) = std::io::pipe().unwrap();
+        assert_eq!(writer.into_raw_fd(), 1);
+        drop(reader);
+        simulate(Simulation::new(1), |gpu| gpu.launch(prints::args().grid(2).block(2)));
+        eprintln!("it has ended");
+        return;
+    }
+    let name = "block::a_kernel_that_prints_to_a_closed_standard_output_goes_on";
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    let output = child.args(["--exact", "--nocapture", name]).env(IN_CHILD, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("it has ended"), "{said}");
 }

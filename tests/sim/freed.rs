@@ -124,14 +124,17 @@ unsafe fn waits_for_ever(comm: DevComm, out: Window<u32>, word: *const u32) {
 
 #[test]
 fn what_the_host_ends_under_a_running_kernel_is_reported_at_the_call() {
-    for call in ["ncclCommWindowDeregister", "ncclMemFree", "ncclDevCommDestroy"] {
+    let calls = ["ncclCommWindowDeregister", "ncclMemFree", "ncclDevCommDestroy", "cuMemFreeHost"];
+    for call in calls {
         let machine = Machine::new(&Simulation::new(1)).unwrap();
         run_ranks_on(&machine, |rank| {
             let (comm, memory, stream) = (rank.init(), rank.zeroed(1024), rank.stream());
             let (mut window, mut dev_comm) = (null_mut(), RawDevComm::zeroed());
             ok(nccl!(comm_window_register(comm, memory.ptr(), 4096, &raw mut window, 1)));
             ok(nccl!(dev_comm_create(comm, &Requirements::new(), &raw mut dev_comm)));
-            let (out, address) = (RawWindow::<u32>::new(window, 1024), memory.ptr());
+            let out = RawWindow::<u32>::new(window, 1024);
+            let pinned = call == "cuMemFreeHost";
+            let address = if pinned { rank.pinned(4096) } else { memory.ptr() };
             let params = [
                 (&raw const dev_comm).cast(),
                 (&raw const out).cast(),
@@ -141,6 +144,7 @@ fn what_the_host_ends_under_a_running_kernel_is_reported_at_the_call() {
             rank.launch_kernel(&body, (1, 1), stream, &params);
             let code = match call {
                 "ncclMemFree" => nccl!(mem_free(address)),
+                "cuMemFreeHost" => cuda!(cuMemFreeHost(address)) as i32,
                 "ncclDevCommDestroy" => nccl!(dev_comm_destroy(comm, &raw const dev_comm)),
                 _ => nccl!(comm_window_deregister(comm, window)),
             };
@@ -194,4 +198,39 @@ fn a_put_into_a_window_that_its_peer_has_deregistered_is_an_error() {
     });
     let text = errors[0].as_deref().unwrap_or_default();
     assert!(text.contains("rank 1's part, which its rank has deregistered"), "{errors:?}");
+}
+
+#[test]
+fn an_error_of_a_streams_operation_is_the_failure_of_the_machine_although_no_call_returns_it() {
+    for operation in ["a copy", "a memset", "a send", "AllReduce"] {
+        let machine = Machine::new(&Simulation::new(2)).unwrap();
+        run_ranks_on(&machine, |rank| {
+            let (comm, stream, busy) = (rank.init(), rank.stream(), rank.stream());
+            let (memory, other) = (rank.alloc(64), rank.zeroed(16));
+            let (at, to) = (memory.ptr() as u64, other.ptr() as u64);
+            let peer = 1 - rank.me as i32;
+            // The operation waits for an event after a receive, which waits for the peer.
+            let mut event = null_mut();
+            assert_eq!(cuda!(cuEventCreate(&raw mut event, 0)), OK);
+            let (ends, begun) = (rank.zeroed(1), rank.zeroed(1));
+            ok(nccl!(recv(ends.ptr(), 1, F32, peer, comm, busy)));
+            assert_eq!(cuda!(cuEventRecord(event, busy.cast())), OK);
+            assert_eq!(cuda!(cuStreamWaitEvent(stream.cast(), event, 0)), OK);
+            match operation {
+                "a copy" => _ = cuda!(cuMemcpyDtoDAsync_v2(to, at, 64, stream.cast())),
+                "a memset" => _ = cuda!(cuMemsetD8Async(at, 0, 64, stream.cast())),
+                "a send" if rank.me == 0 => ok(nccl!(send(memory.ptr(), 1, F32, 1, comm, stream))),
+                "a send" => ok(nccl!(recv(other.ptr(), 1, F32, 0, comm, stream))),
+                _ => ok(rank.all_reduce(&memory, 1, F32, SUM, comm, stream)),
+            }
+            ok(nccl!(mem_free(memory.ptr())));
+            let last = rank.stream();
+            // It ends the wait, and no call of this thread fails.
+            ok(nccl!(send(begun.ptr(), 1, F32, peer, comm, last)));
+        });
+        let error = machine.failure().unwrap();
+        let text = error.to_string();
+        assert!(matches!(*error, Error::Operation { .. }), "{text}");
+        assert!(text.starts_with(operation), "{operation}: {text}");
+    }
 }

@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_int};
 use std::ptr::{null, null_mut};
 
 use devcomm_sim::{Effect, Fault, Machine, Simulation};
+use devcomm_sys::driver::CUresult;
 use devcomm_sys::nccl::RawComm;
 
 use crate::nccl_threads::*;
@@ -77,4 +78,24 @@ fn parameters_are_read_by_name_and_by_handle() {
     assert_eq!(number, 0);
     let unknown = nccl!(param_bind(&raw mut handle, c"NCCL_NOTHING".as_ptr()));
     assert_eq!((unknown, handle.is_null()), (INVALID_ARGUMENT, true));
+}
+
+#[test]
+fn every_function_that_loads_a_module_takes_a_fault_of_its_own_name() {
+    let machine = Machine::new(&Simulation::new(1)).unwrap();
+    let (gpu, nth, effect) = (None, None, Effect::Fail(2));
+    for function in ["cuModuleLoadDataEx", "cuModuleGetFunction"] {
+        machine.inject(Fault { function, gpu, nth, effect });
+    }
+    machine.record_calls();
+    let refused = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+    run_ranks_on(&machine, |rank| {
+        let (mut module, mut function) = (null_mut(), null_mut());
+        let (data, none) = (c"PTX".as_ptr().cast(), null_mut());
+        let loaded = cuda!(cuModuleLoadDataEx(&raw mut module, data, 0, null_mut(), none));
+        let found = cuda!(cuModuleGetFunction(&raw mut function, rank.module, c"k".as_ptr()));
+        assert_eq!((loaded, found), (refused, refused));
+    });
+    let calls: Vec<_> = machine.calls().iter().map(|call| call.function).collect();
+    assert!(calls.contains(&"cuModuleLoadDataEx") && calls.contains(&"cuModuleGetFunction"));
 }

@@ -252,3 +252,93 @@ fn a_wait_for_what_a_host_thread_has_written_ends_although_the_thread_waits_too(
         });
     }
 }
+
+#[test]
+fn an_invalidated_capture_says_so_and_takes_no_more_operations() {
+    ranks(Simulation::new(1), |_, _| {
+        use devcomm_sys::driver::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        use devcomm_sys::driver::CUstreamCaptureStatus as Status;
+        let (stream, mark) = (stream(), event());
+        let status = || {
+            let (mut status, mut id) = (Status::CU_STREAM_CAPTURE_STATUS_NONE, 0);
+            let (mut graph, status_out): (CUgraph, _) = (null_mut(), &raw mut status);
+            let none = (null_mut(), null_mut(), null_mut());
+            let code = cuda!(cuStreamGetCaptureInfo_v3(
+                stream,
+                status_out,
+                &raw mut id,
+                &raw mut graph,
+                none.0,
+                none.1,
+                none.2
+            ));
+            assert_eq!(code, OK);
+            status
+        };
+        assert_eq!(cuda!(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED)), OK);
+        assert_eq!(status(), Status::CU_STREAM_CAPTURE_STATUS_ACTIVE);
+        let refused = cuda!(cuStreamSynchronize(stream));
+        assert_eq!(refused, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        assert_eq!(status(), Status::CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+        let mut memory = 0;
+        assert_eq!(cuda!(cuMemAlloc_v2(&raw mut memory, 16)), OK);
+        let invalidated = CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        assert_eq!(cuda!(cuMemsetD8Async(memory, 0, 16, stream)), invalidated);
+        assert_eq!(cuda!(cuEventRecord(mark, stream)), invalidated);
+        let mut graph: CUgraph = null_mut();
+        assert_eq!(cuda!(cuStreamEndCapture(stream, &raw mut graph)), invalidated);
+        assert_eq!(cuda!(cuMemsetD8Async(memory, 0, 16, stream)), OK);
+        assert_eq!(cuda!(cuStreamSynchronize(stream)), OK);
+        assert_eq!(cuda!(cuMemFree_v2(memory)), OK);
+    });
+}
+
+#[test]
+fn the_handles_of_cudas_special_streams_are_those_of_every_gpu() {
+    ranks(Simulation::new(2), |_, _| {
+        let [legacy, per_thread] = [1, 2].map(std::ptr::without_provenance_mut);
+        let mut memory = 0;
+        assert_eq!(cuda!(cuMemAlloc_v2(&raw mut memory, 4)), OK);
+        assert_eq!(cuda!(cuMemsetD32Async(memory, 7, 1, legacy)), OK);
+        assert_eq!(cuda!(cuStreamSynchronize(null_mut())), OK);
+        assert_eq!(cuda!(cuStreamQuery(legacy)), OK);
+        assert_eq!(cuda!(cuStreamQuery(per_thread)), CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        for special in [null_mut(), legacy, per_thread] {
+            assert_eq!(cuda!(cuStreamDestroy_v2(special)), CUresult::CUDA_ERROR_INVALID_HANDLE);
+        }
+        assert_eq!(cuda!(cuStreamQuery(null_mut())), OK);
+        assert_eq!(cuda!(cuMemFree_v2(memory)), OK);
+    });
+}
+
+#[test]
+fn sizes_beyond_all_limits_are_refused_or_fit_nowhere() {
+    use devcomm_sys::driver::CUlaunchConfig;
+    run_ranks(Simulation::new(1), |thread| {
+        let body = <polls_for_the_host as Kernel>::BODY.unwrap();
+        let function = thread.machine.bind(thread.module, &body);
+        let mut count = -1;
+        let occupancy = |count, threads, bytes| {
+            cuda!(cuOccupancyMaxActiveBlocksPerMultiprocessor(count, function, threads, bytes))
+        };
+        for (threads, bytes) in [(32, usize::MAX), (i32::MAX, 0)] {
+            assert_eq!(occupancy(&raw mut count, threads, bytes), OK);
+            assert_eq!(count, 0);
+        }
+        let config = CUlaunchConfig {
+            gridDimX: 1,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: 1 << 16,
+            blockDimY: 1 << 16,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            hStream: null_mut(),
+            attrs: null_mut(),
+            numAttrs: 0,
+        };
+        let out = &raw mut count;
+        assert_eq!(cuda!(cuOccupancyMaxActiveClusters(out, function, &raw const config)), OK);
+        assert_eq!(count, 0);
+    });
+}

@@ -27,6 +27,8 @@ mod host_nccl;
 mod host_nccl_faults;
 mod host_nccl_windows;
 mod host_order;
+mod host_polls;
+mod large_accesses;
 mod leaks;
 mod lsa_barriers;
 mod machine;

@@ -325,7 +325,7 @@ fn stored_matrices_are_where_ptx_says_and_loaded_as_they_were() {
 
 /// Copies the tile at `from_at` of a matrix to `to_at` of another.
 #[kernel]
-unsafe fn copies_tile(
+pub unsafe fn copies_tile(
     from: GridConstant<TensorMap>,
     to: GridConstant<TensorMap>,
     from_at: u32,
@@ -349,7 +349,7 @@ unsafe fn copies_tile(
 }
 
 /// Checks copies of a tile, for each pair of the row and column that it comes from and goes to.
-fn copies_tiles<T: Element + Number>(places: &[(usize, usize)]) {
+fn copies_tiles<T: Element + Number>(places: &[(i32, i32)]) {
     // A tile has 64 rows, so one that begins at row 8 or later is in part outside of the matrix.
     const ROWS: usize = 70;
     let tile_columns = tile_columns::<T>() as usize;
@@ -375,14 +375,15 @@ fn copies_tiles<T: Element + Number>(places: &[(usize, usize)]) {
         });
         for (at, got) in got[0].iter().enumerate() {
             let (i, j) = (at / columns, at % columns);
-            let (row, column) = (i + from_at, j + from_at);
-            let in_tile = (to_at..to_at + 64).contains(&i);
-            let want = if !in_tile || !(to_at..to_at + tile_columns).contains(&j) {
+            // Numbers below zero are large ones.
+            let in_tile = [i, j].map(|at| at.wrapping_sub(to_at as usize));
+            let [row, column] = in_tile.map(|at| at.wrapping_add(from_at as usize));
+            let want = if in_tile[0] >= 64 || in_tile[1] >= tile_columns {
                 untouched[at]
-            } else if row - to_at >= ROWS || column - to_at >= columns {
+            } else if row >= ROWS || column >= columns {
                 T::nearest(0.0)
             } else {
-                matrix[(row - to_at) * columns + column - to_at]
+                matrix[row * columns + column]
             };
             assert_eq!(*got, want, "{} from {from_at} to {to_at}: {i}, {j}", T::NAME);
         }
@@ -393,6 +394,12 @@ fn copies_tiles<T: Element + Number>(places: &[(usize, usize)]) {
 fn a_stored_tile_is_what_was_loaded_and_nothing_is_stored_outside() {
     copies_tiles::<bf16>(&[(0, 0), (64, 64), (0, 64), (16, 8), (64, 0), (72, 0), (0, 72)]);
     copies_tiles::<F8E4M3>(&[(0, 0), (64, 64), (0, 64), (16, 48), (64, 0), (80, 0), (0, 80)]);
+}
+
+#[test]
+fn a_tile_may_begin_before_the_first_row_and_column() {
+    copies_tiles::<bf16>(&[(-8, 0), (0, -8), (-64, 0), (-72, -72)]);
+    copies_tiles::<F8E4M3>(&[(-16, 0), (0, -16), (-32, -48)]);
 }
 
 /// A producer (thread 0) and a consumer (thread 40, in another warp) share a slot: each waits for

@@ -8,7 +8,7 @@ use devcomm_testing::simulated::{failure, simulate};
 use devcomm_types::GridConstant;
 use half::bf16;
 
-use crate::tensor::aligned_shared;
+use crate::tensor::{aligned_shared, copies_tile};
 
 #[kernel]
 unsafe fn foreign_map(map: GridConstant<TensorMap>) {
@@ -28,6 +28,26 @@ fn a_tensor_map_of_the_driver_is_refused_with_what_to_do() {
         gpu.launch(foreign_map.grid(1).block(1).dynamic_shared(16 << 10))
     });
     assert!(error.to_string().contains("Context::tensor_map"), "{error}");
+}
+
+#[test]
+fn a_copy_from_or_to_a_column_within_16_bytes_is_refused() {
+    for (from, to) in [(4, 0), (0, 4)] {
+        let error = failure(Simulation::new(1), |gpu| {
+            let matrix = gpu.buffer(&[bf16::ONE; 64 * 64])?;
+            let map = gpu.context().tensor_map(&TensorMapDesc {
+                address: matrix.device_address(),
+                rows: 64,
+                columns: 64,
+                tile_rows: 64,
+                data_type: bf16::DATA_TYPE,
+            })?;
+            let copy = copies_tile::args(map, map, from, to);
+            gpu.launch(copy.grid(1).block(1).dynamic_shared(64 * 128 + 1024))
+        });
+        let error = error.to_string();
+        assert!(error.contains("column 4 is not a multiple of 8"), "{error}");
+    }
 }
 
 #[test]

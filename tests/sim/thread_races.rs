@@ -5,8 +5,9 @@
 use cuda_std::atomic::{Atomic, Order, Scope, fence};
 use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
-use cuda_std::{async_copy, tma};
+use cuda_std::{async_copy, clock, cluster, tma};
 use devcomm::{DevCommRequirements, GinConnectionType, Simulation, TensorMap};
+use devcomm_testing::simulated::{run, world};
 use devcomm_types::GridConstant;
 use nccl_device::DevComm;
 use nccl_device::gin::GinBackend;
@@ -361,4 +362,66 @@ fn a_reset_of_a_signal_races_with_a_read_of_its_shadow() {
         let comm = gpu.dev_comm(asked.gin_signals(1))?;
         gpu.launch(resets::args(&comm, form).grid(1).block(2))
     });
+}
+
+/// Thread 1 stores and returns; the others synchronise, and one of them loads. Forms: thread 1
+/// synchronises too; it does not.
+#[kernel]
+unsafe fn returns_without_the_barrier(number: *mut u32, form: u32) {
+    let t = thread::thread_idx_x();
+    // SAFETY: the race is what the test is for.
+    unsafe {
+        if t == 1 {
+            mem::store(number, 7);
+            if form == 1 {
+                return;
+            }
+        }
+        thread::sync_threads();
+        if t == 0 {
+            let _ = mem::load(number);
+        }
+    }
+}
+
+#[test]
+fn a_barrier_orders_nothing_after_a_thread_that_has_returned_before_it() {
+    check(&Simulation::new(1), 2, |gpu, form| {
+        let number = gpu.buffer(&[0_u32])?;
+        gpu.launch(returns_without_the_barrier::args(&number, form).grid(1).block(64))
+    });
+}
+
+/// Block 0 stores, and block 1 loads after a barrier of their cluster. Forms: block 1 arrives
+/// relaxed, first or last; block 0 does.
+#[kernel(cluster = 2)]
+unsafe fn arrives_relaxed(number: *mut u32, form: u32) {
+    let (rank, relaxed) = (cluster::rank(), u32::from(form < 2));
+    // SAFETY: the race is what the test is for; all threads of the cluster synchronise.
+    unsafe {
+        if rank == 0 {
+            mem::store(number, 7);
+        }
+        if rank == form % 2 {
+            // The other block arrives first.
+            (0..100).for_each(|_| _ = clock::globaltimer());
+        }
+        match rank == relaxed {
+            true => cluster::sync_relaxed(),
+            false => cluster::sync(),
+        }
+        if rank == 1 {
+            let _ = mem::load(number);
+        }
+    }
+}
+
+#[test]
+fn a_clusters_barrier_orders_what_is_before_an_arrival_that_is_not_relaxed() {
+    for (form, races) in [(0, false), (1, false), (2, true), (3, true)] {
+        let ran = run(&world(Simulation::new(1)), |gpu| {
+            gpu.launch(arrives_relaxed::args(&gpu.buffer(&[0_u32])?, form).grid(2).block(1))
+        });
+        assert_eq!(ran.is_err(), races, "form {form}: {ran:?}");
+    }
 }

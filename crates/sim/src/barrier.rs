@@ -7,6 +7,7 @@ use nccl_device::raw::host::CoopCall;
 
 use crate::error::{Error, Site, thread_ids};
 use crate::thread::{Block, Thread, Wait};
+use crate::warp::WARP;
 
 /// State of one barrier.
 #[derive(Default)]
@@ -14,6 +15,9 @@ pub(crate) struct BlockBarrier {
     arrived: Cell<u32>,
     /// The number of expected threads; 0 means all threads of the block that have not exited.
     count: Cell<u32>,
+    /// The missing lanes of the block's last warp, if a thread of that warp has arrived: a barrier
+    /// for a number of threads counts whole warps.
+    missing: Cell<u32>,
     first: Cell<Option<Arrival>>,
 }
 
@@ -87,6 +91,9 @@ fn arrive_at(thread: &Thread, id: u32, count: u32, coop_call: Option<CoopCall>, 
         Some(first) => check_equal(thread, barrier, (id, count), first, coop_call, at),
     }
     barrier.arrived.set(barrier.arrived.get() + 1);
+    if thread.tid.get() / WARP == block.size / WARP {
+        barrier.missing.set(block.missing_lanes());
+    }
     if let Some(what) = block.lacks_threads(id) {
         thread.misuse(at, what);
     }
@@ -152,6 +159,11 @@ pub(crate) fn lacks_threads(call: &str, count: u32, returned: &[u32]) -> String 
 }
 
 impl Block {
+    /// Returns the number of lanes by which the last warp is smaller than a whole one.
+    fn missing_lanes(&self) -> u32 {
+        self.size.next_multiple_of(WARP) - self.size
+    }
+
     /// Returns a report if barrier `id`, at which threads wait, lacks threads that have returned
     /// from the kernel. `sync_threads` by the kernel itself is for the remaining threads, as on a
     /// GPU; but a cooperative call gives each thread of its coop a share. Threads that exit because
@@ -162,7 +174,7 @@ impl Block {
         let count = barrier.count.get();
         let lacks = match count {
             0 => call.is_some() && self.live.get() < self.size,
-            count => self.live.get() < count.min(self.size),
+            count => self.live.get() + self.missing_lanes() < count,
         };
         if !lacks {
             return None;
@@ -182,15 +194,15 @@ impl Block {
 /// have.
 fn release_if_complete(block: &Block, id: u32, except: Option<&Thread>) -> bool {
     let barrier = &block.barriers[id as usize];
-    let needed = match barrier.count.get() {
-        0 => block.live.get(),
-        // A partial last warp's missing lanes count as arrived.
-        count => count.min(block.size),
+    let lacks = match barrier.count.get() {
+        0 => barrier.arrived.get() < block.live.get(),
+        count => barrier.arrived.get() + barrier.missing.get() < count,
     };
-    if barrier.arrived.get() < needed {
+    if lacks {
         return false;
     }
     barrier.arrived.set(0);
+    barrier.missing.set(0);
     barrier.first.set(None);
     let is_last = |other: &Thread| except.is_some_and(|thread| std::ptr::eq(thread, other));
     let waits =
@@ -201,7 +213,9 @@ fn release_if_complete(block: &Block, id: u32, except: Option<&Thread>) -> bool 
             let all = block.threads().filter(|other| is_last(other) || waits(other));
             all.map(|thread| &thread.race)
         };
-        gpus.memory.races.barrier(threads, barrier.count.get() == 0);
+        // A thread that has exited has not arrived, and is ordered before none.
+        let whole = barrier.count.get() == 0 && block.live.get() == block.size;
+        gpus.memory.races.barrier(threads, whole);
     }
     block.threads().filter(|other| !is_last(other) && waits(other)).for_each(Thread::wake);
     true

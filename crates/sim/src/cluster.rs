@@ -14,12 +14,12 @@ pub(crate) struct Cluster {
     /// The blocks by their rank in the cluster. The references are weak since a block owns its
     /// cluster.
     blocks: RefCell<Vec<Weak<Block>>>,
+    /// The number of threads.
+    threads: u32,
     /// The number of threads that have not ended.
     live: Cell<u32>,
     /// The number of threads that wait at the cluster's barrier.
     arrived: Cell<u32>,
-    /// Whether the barrier orders no accesses, as the last thread to arrive says.
-    relaxed: Cell<bool>,
     /// The shared memory of blocks that have ended. It is kept since another block's thread may
     /// have checked an access to it, and may make the access later.
     ended: RefCell<Vec<SharedMemory>>,
@@ -28,8 +28,8 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Returns a cluster of `threads` threads, without blocks yet.
     pub(crate) fn new(threads: u32) -> Self {
-        let (blocks, arrived, relaxed, ended) = Default::default();
-        Self { blocks, live: Cell::new(threads), arrived, relaxed, ended }
+        let (blocks, arrived, ended) = Default::default();
+        Self { blocks, threads, live: Cell::new(threads), arrived, ended }
     }
 
     /// Adds the block of the next rank.
@@ -64,24 +64,36 @@ impl Cluster {
     }
 
     /// Wakes the threads at the barrier, if all have arrived, and returns whether they have; `last`
-    /// is the thread that arrives now.
-    fn release_if_complete(&self, last: Option<&Thread>) -> bool {
+    /// is the thread that arrives now, and whether its arrival is relaxed.
+    fn release_if_complete(&self, last: Option<(&Thread, bool)>) -> bool {
         if self.arrived.get() < self.live.get() {
             return false;
         }
         self.arrived.set(0);
         let blocks: Vec<_> = self.running().collect();
-        let waits = |thread: &&Thread| matches!(thread.wait.get(), Wait::Cluster { .. });
-        let waiting = || blocks.iter().flat_map(|block| block.threads()).filter(waits);
-        if let Some(thread) = last.or_else(|| waiting().next()) {
-            let threads = || last.into_iter().chain(waiting()).map(|thread| &thread.race);
+        let threads = || blocks.iter().flat_map(|block| block.threads());
+        let waiting = || {
+            threads().filter_map(|thread| match thread.wait.get() {
+                Wait::Cluster { relaxed, .. } => Some((thread, relaxed)),
+                _ => None,
+            })
+        };
+        let all = || last.into_iter().chain(waiting());
+        if let Some((thread, _)) = all().next() {
             let races = &thread.gpus().memory.races;
-            match self.relaxed.get() {
-                true => races.meet(threads),
-                false => races.barrier(threads, /* whole blocks */ true),
+            let of = |relaxed| all().filter(move |arrival| arrival.1 == relaxed).map(|a| &a.0.race);
+            if of(true).next().is_some() {
+                races.meet(|| all().map(|(thread, _)| &thread.race));
+            }
+            // A thread that has exited has not arrived, and is ordered before none.
+            let whole = self.live.get() == self.threads && of(true).next().is_none();
+            races.barrier(|| of(false), whole);
+            // The wait after a relaxed arrival acquires what the others have released.
+            if let Some(released) = of(false).next() {
+                of(true).for_each(|thread| races.learn_from(thread, released));
             }
         }
-        waiting().for_each(Thread::wake);
+        waiting().for_each(|(thread, _)| thread.wake());
         true
     }
 
@@ -111,11 +123,10 @@ pub(crate) fn sync(thread: &Thread, relaxed: bool, at: Site) {
         _ => relaxed,
     };
     let cluster = &thread.block().cluster;
-    cluster.relaxed.set(relaxed);
     cluster.arrived.set(cluster.arrived.get() + 1);
-    match cluster.release_if_complete(Some(thread)) {
+    match cluster.release_if_complete(Some((thread, relaxed))) {
         true => thread.arrived_last(),
-        false => thread.suspend(Wait::Cluster { at }),
+        false => thread.suspend(Wait::Cluster { relaxed, at }),
     }
 }
 

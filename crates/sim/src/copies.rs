@@ -182,7 +182,8 @@ impl Thread {
         let Some(awaited) = Awaited::of(engine, self.number()).filter(|_| is_weak) else {
             return false;
         };
-        // Half of the pieces move at once, a quarter is read at once and lands later.
+        // Half of the pieces move at once, a quarter is read at once and lands later, and the rest
+        // is read later too.
         let is_read = match gpus.chosen(4) {
             0 | 1 => return false,
             read => read == 2 || matches!(piece.from, Source::Value(_)),

@@ -182,6 +182,14 @@ pub enum Error {
         /// Where in the kernel.
         at: Site,
     },
+    /// An operation of a stream uses memory that it may not use, or that is no longer there.
+    #[error("{operation}: {what}")]
+    Operation {
+        /// The operation.
+        operation: String,
+        /// The driver's error.
+        what: String,
+    },
     /// The host freed memory or destroyed a handle that a running kernel was given.
     #[error(
         "{call}: {what}, which was passed to {kernel}, and that kernel has not ended on rank \
@@ -200,7 +208,7 @@ pub enum Error {
     /// A block needs more static shared memory than the limit.
     #[error(
         "{kernel}: {thread} needs a shared array of {bytes} bytes, but a block has at most {limit} \
-        bytes of static shared memory"
+        bytes of static shared memory, with its dynamic shared memory"
     )]
     SharedMemory {
         /// Name of the kernel.
@@ -209,7 +217,7 @@ pub enum Error {
         thread: ThreadId,
         /// Length of the array that does not fit.
         bytes: usize,
-        /// The limit of a block, in bytes.
+        /// The limit of a block with its dynamic shared memory, in bytes.
         limit: usize,
     },
     /// A thread overflowed its stack.

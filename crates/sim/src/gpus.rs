@@ -5,6 +5,7 @@
 //! multiprocessors with free resources, so grids on one GPU overlap if both fit. [`Gpus::step`]
 //! runs the ready blocks once.
 
+mod host;
 mod launches;
 #[cfg(test)]
 mod tests;
@@ -14,6 +15,7 @@ use std::rc::Rc;
 
 use litemap::LiteMap;
 
+use self::host::HostState;
 use self::launches::Launches;
 use crate::arguments::Arguments;
 use crate::copies::Copies;
@@ -76,7 +78,7 @@ pub struct Activity {
     /// LSA barrier sessions that kernels did not close: on a GPU, the next kernel that uses such a
     /// barrier misbehaves.
     pub open_sessions: Vec<OpenSession>,
-    /// Puts and gets, at most one of each line and block, that their kernel did not flush.
+    /// Puts and gets that their kernel did not flush: at most one of each line and block to a peer.
     pub unflushed: Vec<Unflushed>,
     /// Kernels, except devcomm's, that use peers' memory or the network, and that no rank has
     /// launched twice. If such a kernel lacks a barrier at its start, only a second launch shows
@@ -128,10 +130,7 @@ pub(crate) struct Gpus {
     pub(crate) copies: Copies,
     /// The scheduler's chooser, while a thread with weak loads runs.
     pub(crate) chooser: RefCell<Chooser>,
-    /// Whether all host threads wait for the GPUs.
-    pub(crate) host_waits: Cell<bool>,
-    /// Whether a host thread runs outside the machine, and may write what kernels poll.
-    pub(crate) host_is_away: Cell<bool>,
+    pub(crate) host: HostState,
     /// Blocks with a ready thread, by slot.
     pub(crate) queue: RefCell<Vec<u32>>,
     pub(crate) failure: RefCell<Option<Error>>,
@@ -151,9 +150,11 @@ pub(crate) struct Gpus {
     pub(crate) interrupted: Cell<bool>,
     /// Value of [`accesses`](Self::accesses) at which the running thread yields.
     pub(crate) slice_end: Cell<u64>,
+    /// The simulated time in nanoseconds, which [`advance`](Self::advance) and kernels that read it
+    /// advance.
     pub(crate) clock: Cell<u64>,
     /// Polls since the last [progress](Self::progress).
-    pub(crate) idle: Cell<u64>,
+    pub(crate) idle_polls: Cell<u64>,
     /// Whether the thread that runs has changed something for others.
     pub(crate) changed: Cell<bool>,
     /// The number of such changes so far.
@@ -184,8 +185,7 @@ impl Gpus {
             scheduler: RefCell::new(Scheduler::new(settings)),
             copies: Copies::default(),
             chooser: RefCell::new(Chooser::First),
-            host_waits: Cell::new(true),
-            host_is_away: Cell::new(false),
+            host: HostState::new(),
             queue: RefCell::default(),
             failure: RefCell::default(),
             printed: RefCell::default(),
@@ -198,7 +198,7 @@ impl Gpus {
             interrupted: Cell::new(false),
             slice_end: Cell::new(0),
             clock: Cell::new(0),
-            idle: Cell::new(0),
+            idle_polls: Cell::new(0),
             changed: Cell::new(false),
             changes: Cell::new(0),
             streak: Cell::new(1),
@@ -283,18 +283,19 @@ impl Gpus {
     pub(crate) fn progress(&self) {
         self.changed.set(true);
         self.changes.set(self.changes.get() + 1);
-        self.idle.set(0);
+        self.idle_polls.set(0);
     }
 
     /// Records that a thread does more than poll, although it changes nothing for others.
     #[inline]
     pub(crate) fn reset_idle(&self) {
-        self.idle.set(0);
+        self.idle_polls.set(0);
     }
 
-    /// Makes threads poll again before they count as [stuck](Step::Stuck): host threads ran and may
-    /// have written what kernels wait for.
+    /// Makes threads poll again before they count as [stuck](Step::Stuck) or livelocked: host
+    /// threads ran and may have written what kernels wait for.
     pub(crate) fn recheck_waits(&self) {
+        self.reset_idle();
         self.scheduler.borrow_mut().recheck_waits();
     }
 
@@ -343,7 +344,8 @@ impl Gpus {
         self.printed.take()
     }
 
-    /// Returns activity since creation or [reset](Self::reset).
+    /// Returns the activity: switches, accesses, sessions and unflushed operations since the last
+    /// [reset](Self::reset), the rest since creation.
     pub(crate) fn activity(&self) -> Activity {
         let mut open_sessions = self.left_open.borrow().clone();
         let mut unflushed = self.unflushed.borrow().clone();
@@ -422,7 +424,7 @@ impl Gpus {
             Some(id) if id == (grid, block, tid) => (open, None),
             _ => (None, open),
         };
-        // The end of a session opens it once more, in its destructor.
+        // The destructor of a session opens it once more, to close it: the first line counts.
         let opened_at = own.map_or(at, |own| own.open.at);
         if let Some(Session { kernel, grid: other_grid, open, .. }) = other {
             let of = if *other_grid == grid { String::new() } else { format!(" of {kernel}") };
@@ -445,7 +447,7 @@ impl Gpus {
         barrier: (&'static str, u32),
         at: Site,
     ) {
-        // A reader looks for the line that opened it: a destructor closes it.
+        // Reports name the line that opened it, since a destructor closes it.
         let closed = self.sessions.borrow_mut().remove(&word);
         self.use_session(thread, word, barrier, closed.map_or(at, |closed| closed.open.at));
     }
@@ -486,7 +488,7 @@ impl Gpus {
         let grid = grid.id;
         let mut left_open = self.left_open.borrow_mut();
         self.sessions.borrow_mut().retain(|_, session| {
-            // A GIN barrier has no epoch that closing would store.
+            // A GIN barrier may stay open: it has no epoch that closing would store.
             if session.grid == grid && session.kind == "LSA barrier" {
                 left_open.push(session.open);
             }

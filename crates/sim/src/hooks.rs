@@ -8,6 +8,8 @@
 //! thread is sound, and so is the thread's pointer to the GPUs, which outlive all coroutines. All
 //! mutable state of threads and GPUs is in cells, so no exclusive references exist.
 
+mod scratch;
+
 use corosensei::Yielder;
 use cuda_std::arch::{Access, Engine, Event, MulticastParts, Ops, Order, Scope, Space, ThreadCtx};
 
@@ -18,7 +20,6 @@ use crate::multicast;
 use crate::mutation::Change;
 use crate::nccl;
 use crate::registers;
-use crate::shared::MAX_STATIC;
 use crate::thread::{Thread, Wait};
 use crate::warp::{self, Lane, Op};
 
@@ -70,11 +71,13 @@ fn exit(ctx: *const ThreadCtx) -> ! {
 fn shared_static(ctx: *const ThreadCtx, key: usize, size: usize, at: Site) -> *mut u8 {
     let thread = Thread::of(ctx);
     thread.gpus().called();
-    let found = thread.block().shared.borrow_mut().of_static(key, size, Some(at));
-    found.unwrap_or_else(|| {
-        let (kernel, who) = (thread.kernel(), thread.id());
-        thread.fail(Error::SharedMemory { kernel, thread: who, bytes: size, limit: MAX_STATIC })
-    })
+    let mut shared = thread.block().shared.borrow_mut();
+    if let Some(found) = shared.of_static(key, size, Some(at)) {
+        return found;
+    }
+    let (kernel, who, limit) = (thread.kernel(), thread.id(), shared.max_static());
+    drop(shared);
+    thread.fail(Error::SharedMemory { kernel, thread: who, bytes: size, limit })
 }
 
 impl Thread {
@@ -160,22 +163,6 @@ impl Thread {
         address
     }
 
-    /// Returns the address for an access that a mutation removes.
-    #[cold]
-    fn removed(&self, bytes: usize, access: Access, at: Site) -> usize {
-        let address = self.scratch.as_ptr().expose_provenance();
-        // A thread that polls by atomic loads has yielded in `spin`.
-        if !matches!(access, Access::AtomicRead(..) | Access::BarrierTest) {
-            self.end_slice((address, bytes), access, at);
-        }
-        // An `mbarrier`'s word has the arrivals of a phase in bits 0 to 19 and the pending ones in
-        // bits 20 to 39 (`arch_host::bulk`): both are the maximum here, so that no arrival ends a
-        // phase.
-        let changed = matches!(access, Access::BarrierChange);
-        self.scratch.set(if changed { (1 << 40) - 1 } else { 0 });
-        address
-    }
-
     /// Fails the thread if the access races; returns the address to access.
     #[inline]
     fn check_race(
@@ -246,29 +233,6 @@ impl Thread {
         }
     }
 
-    /// Returns the address of a copy of the memory with old values for some words.
-    #[cold]
-    fn stale(&self, (address, bytes): (usize, usize), old: [Option<u32>; 4]) -> usize {
-        let mut copy = [0_u8; 16];
-        // SAFETY: the access was checked; it has at most 16 bytes.
-        unsafe {
-            std::ptr::with_exposed_provenance::<u8>(address)
-                .copy_to_nonoverlapping(copy.as_mut_ptr(), bytes);
-        }
-        // An access of less than a word lies within one.
-        let skipped = address % 4;
-        for (i, value) in old.into_iter().enumerate() {
-            let Some(value) = value else { continue };
-            let value = &value.to_le_bytes()[skipped..];
-            let n = value.len().min(bytes - 4 * i);
-            copy[4 * i..][..n].copy_from_slice(&value[..n]);
-        }
-        self.scratch.set(u128::from_le_bytes(copy));
-        // A later load will see another value.
-        self.gpus().reset_idle();
-        self.scratch.as_ptr().expose_provenance()
-    }
-
     /// Returns whether the address is in the thread's own stack.
     #[inline]
     fn is_on_stack(&self, address: usize) -> bool {
@@ -317,9 +281,9 @@ fn out_of_bounds(thread: &Thread, address: usize, bytes: usize, access: Access, 
 }
 
 impl Thread {
-    /// Returns the copies of the bytes at a multicast address, one per GPU of its group, for an
-    /// access, which is checked: one instruction accesses all copies, between which no other thread
-    /// runs, and sees no old values.
+    /// Checks an access to a multicast address, and returns the copies of the bytes, one per GPU of
+    /// the group. One instruction accesses all copies: no other thread runs meanwhile, and it sees
+    /// no old values.
     pub(crate) fn multimem(
         &self,
         mut address: usize,
@@ -378,7 +342,7 @@ fn clock(ctx: *const ThreadCtx) -> u64 {
     let gpus = thread.gpus();
     gpus.progress();
     let now = gpus.clock.get();
-    gpus.clock.set(now + CLOCK_READ);
+    gpus.clock.set(now.saturating_add(CLOCK_READ));
     thread.suspend(Wait::Ready);
     now
 }

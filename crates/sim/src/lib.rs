@@ -34,16 +34,17 @@
 //! Two accesses to the same memory, one of them a write, that no synchronisation orders by PTX's
 //! memory model, are an error ([`Error::Race`]) that names both: kernel, rank, block, thread and
 //! line. The detection covers kernels, asynchronous copies, `wgmma`, GIN, streams, graphs,
-//! collectives and copies of the host, and finds most races whatever the schedule. The work that a
-//! host thread enqueues is ordered after that of another GPU's thread only if that one had waited
-//! for it before the two met ([`Machine::exchange`]); threads of one GPU may meet unseen, and share
-//! what they have waited for. With [`Simulation::weak`], atomic loads see old values, and copies
-//! read their source and write their target late.
+//! collectives and copies of the host, and finds most races whatever the schedule. What a host
+//! thread enqueues is ordered after another GPU's work only if that GPU's thread had waited for it
+//! before the two threads met ([`Machine::exchange`]). The threads of one GPU may meet unseen: they
+//! share what they have waited for. With [`Simulation::weak`], atomic loads see old values, and
+//! copies read their source and write their target late.
 //!
 //! # Time
 //!
 //! The clock is virtual. It advances with the machine's work. When no thread can run, it jumps to
-//! the next deadline of a wait in a kernel or in a host thread.
+//! the next deadline of a wait in a kernel or in a host thread; but while a host thread is outside
+//! the machine, it advances as the time outside does.
 //!
 //! # Limitations
 //!
@@ -51,7 +52,7 @@
 //! `nccl_device` are. Asynchronous copies read their source at once, except with
 //! [`Simulation::weak`]: a race with such a read is reported, but the copy does not see wrong data.
 //! Threads run one at a time, so simulated time does not predict a GPU's. CFT is not simulated,
-//! PROXY is the only GIN back end, and misuse of its resource sharing is not detected.
+//! PROXY is the only GIN back end, and misuse of GIN's resource sharing modes is not detected.
 //!
 //! # Safety model
 //!

@@ -304,7 +304,7 @@ impl Memory {
     /// live or freed.
     pub(crate) fn distance(&self, address: usize) -> Option<usize> {
         let far = |start: usize, end: usize| {
-            // The last byte of all addresses has no next one. No memory ends at 0.
+            // The distance of `end` is 1. (No memory ends at 0, but an address may be the largest.)
             if address < start { start - address } else { address.saturating_sub(end - 1) }
         };
         let (live, freed) = (self.live.borrow(), self.freed.borrow());
@@ -461,7 +461,7 @@ impl Allocation {
 
     /// Sets every byte of `rank`'s part to zero.
     pub(crate) fn zero(&self, rank: usize) {
-        // SAFETY: the part has this length, and no kernel runs while the host does.
+        // SAFETY: the part has this length. Kernels run on this thread, so none runs now.
         unsafe { self.parts[rank].write_bytes(0, self.lens[rank]) };
     }
 }

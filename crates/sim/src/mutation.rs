@@ -1,4 +1,4 @@
-//! Mutations: changes of a kernel, to test that its tests, or the simulator, find a bug.
+//! Mutations: changes of a kernel that plant a bug, to test that tests, or the simulator, find it.
 
 use cuda_std::arch::{Access, Order, Scope};
 
@@ -24,7 +24,7 @@ pub enum Change {
     Relax,
     /// Narrows the scope of atomic accesses and fences.
     Narrow(Scope),
-    /// Moves the address of each access by this number, times the access's size.
+    /// Moves the address of each access by this multiple of the access's size.
     Shift(isize),
     /// Adds this number to the ids of the GIN signals that operations send.
     Signal(i32),

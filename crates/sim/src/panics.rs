@@ -1,4 +1,4 @@
-//! Turns kernels' panics into errors with their location, instead of printing them.
+//! Turns kernels' panics into errors with the panics' locations, instead of printing them.
 //!
 //! A process-wide panic hook keeps the location of a panic in a simulated thread, and calls the
 //! previous hook for other panics. (Printing a backtrace, as the standard hook may, needs more

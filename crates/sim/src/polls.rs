@@ -20,7 +20,7 @@ pub(crate) struct RepeatedLoads {
     /// The addresses of the loads; 0 stands for none.
     addresses: [usize; 4],
     loads: u32,
-    /// The [changes](crate::gpus::Gpus::changes) so far.
+    /// The number of [changes](crate::gpus::Gpus::changes) at the last of them.
     changes: u64,
 }
 
@@ -40,7 +40,8 @@ impl Thread {
     #[inline(always)]
     pub(crate) fn begin_access(&self, (address, bytes): (usize, usize), access: Access, at: Site) {
         let gpus = self.gpus();
-        // The thread has not spun since its last read-modify-write, which so has changed memory.
+        // The thread has not called `spin` since its last read-modify-write: that one has changed
+        // memory.
         if self.updating.replace(false) {
             gpus.progress();
         }
@@ -59,7 +60,7 @@ impl Thread {
                 // A thread that accesses new addresses is not polling, unless it is in a named wait
                 // (`crate::waits`).
                 let [a, b, c, d] = self.polled.get();
-                if ![a, b, c, d].contains(&address) && !self.waits.get() {
+                if ![a, b, c, d].contains(&address) && !self.in_named_wait.get() {
                     self.polled.set([address, a, b, c]);
                     gpus.reset_idle();
                 }
@@ -111,16 +112,16 @@ impl Thread {
             return None;
         };
         let mut value = [0; 16];
-        // SAFETY: the memory is live, and an access has at most 16 bytes.
+        // SAFETY: the memory is live, and `value` has as many bytes.
         unsafe {
             std::ptr::with_exposed_provenance::<u8>(address)
-                .copy_to_nonoverlapping(value.as_mut_ptr(), bytes);
+                .copy_to_nonoverlapping(value.as_mut_ptr(), bytes.min(value.len()));
         }
         let value = u128::from_le_bytes(value);
-        Some(if bytes > 8 {
-            format!("{place} is {value:#x}")
-        } else {
-            format!("{place} is {value}")
+        Some(match bytes {
+            0..=8 => format!("{place} is {value}"),
+            9..=16 => format!("{place} is {value:#x}"),
+            _ => format!("{place} begins with {value:#x}"),
         })
     }
 

@@ -76,7 +76,8 @@ impl Products {
                 }
                 sums.fill(f32::from_bits(POISON));
             }
-            // A product that adds no sums in flight, or a fence too early, which leaves NaN.
+            // A first product of fenced sums; a fence of sums that are in the registers; or a fence
+            // before the wait for the product, after which the thread reads NaN.
             _ => {}
         }
         Ok(())

@@ -6,19 +6,19 @@
 //! became ready, or in random order with a seed.
 //!
 //! After a pass in which threads wait, the network delivers operations. [`stuck`] handles passes in
-//! which threads only wait. In schedules of two kinds passes differ: [`steps`], in which each step
+//! which threads only wait, and [`limits`] those that go on for too long. In schedules of two kinds passes differ: [`steps`], in which each step
 //! of a thread is chosen, and [`lag`], in which some threads are late.
 
 mod choice;
 mod fiber;
 mod lag;
+mod limits;
 mod report;
 mod residency;
 mod steps;
 mod stuck;
 
 use std::rc::Rc;
-use std::time::Duration;
 
 use cuda_std::arch::CTX;
 use litemap::LiteMap;
@@ -26,35 +26,28 @@ use litemap::LiteMap;
 pub(crate) use self::choice::Chooser;
 pub(crate) use self::fiber::Fiber;
 use self::lag::Lagging;
+use self::limits::BusyPeriod;
 use self::residency::Gpu;
 use self::steps::Steps;
 use crate::barrier;
-use crate::error::{Error, Limit, Result};
+use crate::error::{Error, Result};
 use crate::gpus::{Gpus, GridId, Step};
 use crate::hooks::SLICE;
 use crate::schedule::Choice;
 use crate::simulation::Simulation;
 use crate::thread::{Block, Grid, Thread, Wait};
 use crate::timeline::Span;
-use crate::trap::{PATIENCE, Watchdog, processor_time};
 use crate::warp::{self, Warp};
 
 /// The maximum number of rounds per turn of a block, without a seed.
 const ROUNDS: usize = 1000;
 
-/// The number of steps between checks of the time limit; an access counts as a fraction of a step.
-const STEPS_PER_CHECK: u64 = 1 << 14;
-const ACCESSES_PER_STEP: u64 = 16;
-
-/// The number of polls without progress after which threads that all poll or wait are livelocked.
-/// Without `Simulation::watch`, the limit is higher, since stores are not seen.
-const MAX_IDLE: u64 = 1 << 20;
-const MAX_IDLE_UNWATCHED: u64 = 1 << 26;
-/// A lower bound on such limits, for each thread: all must have polled a few times.
+/// A lower bound on limits of polls, for each thread: all must have polled a few times.
 const POLLS_PER_THREAD: u64 = 64;
 
-/// Initial value of `Scheduler::trace`, an FNV-1a hash.
+/// Initial value of `Scheduler::trace`, and the factor of each step: those of the FNV-1a hash.
 const NO_TRACE: u64 = 0xcbf2_9ce4_8422_2325;
+const FNV_PRIME: u64 = 0x100_0000_01b3;
 
 /// Counts of one pass.
 #[derive(Default)]
@@ -65,16 +58,6 @@ struct PassStats {
     spins: u64,
     /// Whether any thread did something other than poll.
     other: bool,
-}
-
-/// A period in which at least one GPU is busy; the step and time limits apply to each period.
-struct BusyPeriod {
-    /// Switches and processor time at the start.
-    switches: u64,
-    started: Duration,
-    /// The work, in steps, after which the time limit is checked next.
-    next_check: u64,
-    _watchdog: Watchdog,
 }
 
 /// Identifies a thread by its block's slot and its number in the block.
@@ -211,19 +194,13 @@ impl Scheduler {
         if self.live == 0 {
             return self.step_network(gpus);
         }
-        let settings = &self.settings;
-        self.busy.get_or_insert_with(|| BusyPeriod {
-            switches: gpus.switches.get(),
-            started: processor_time(),
-            next_check: 0,
-            _watchdog: Watchdog::new(settings.time_limit),
-        });
+        self.begin_pass(gpus);
         self.pass = PassStats::default();
         self.release_late(gpus);
         let idle = match self.steps {
-            // `run_steps` first sets it to this.
-            Some(_) => gpus.idle.get().max(1),
-            None => gpus.idle.get(),
+            // `run_some` sets it to this before a thread runs.
+            Some(_) => gpus.idle_polls.get().max(1),
+            None => gpus.idle_polls.get(),
         };
         match self.steps {
             Some(_) => self.run_steps(gpus)?,
@@ -235,6 +212,11 @@ impl Scheduler {
         self.step_copies(gpus);
         self.wake_arrived(gpus);
         let progressed = self.progressed(gpus, idle);
+        if progressed {
+            gpus.host.progressed();
+        }
+        // Also where no thread is ready.
+        self.check_limits(gpus)?;
         if self.count_pass(progressed) {
             // The late threads run next, so this is no deadlock.
             self.idle_passes = 0;
@@ -244,7 +226,7 @@ impl Scheduler {
         if ready || !gpus.queue.borrow().is_empty() {
             return Ok(self.detect_stuck(gpus, progressed));
         }
-        // A thread that ran may have let a dependent launch begin.
+        // If a thread did more than poll, it may have let a dependent launch begin.
         let idle = !self.pass.other && self.changed.is_empty() && gpus.network.is_idle();
         let idle = idle && gpus.copies.is_idle();
         Ok(if self.live > 0 && idle { Step::Stuck } else { Step::Progress })
@@ -273,6 +255,7 @@ impl Scheduler {
             return Ok(Step::Idle);
         }
         self.deliver_some(gpus)?;
+        gpus.host.progressed();
         Ok(Step::Progress)
     }
 
@@ -323,11 +306,11 @@ impl Scheduler {
         gpus.switches.set(gpus.switches.get() + 1);
         let tid = thread.tid.get();
         let who = u64::from(tid) | (block.gpu as u64) << 16 | u64::from(block.index) << 32;
-        self.trace = (self.trace ^ who).wrapping_mul(0x100_0000_01b3);
+        self.trace = (self.trace ^ who).wrapping_mul(FNV_PRIME);
         gpus.slice_end.set(gpus.accesses.get() + SLICE);
         thread.wait.set(Wait::Ready);
         gpus.changed.set(false);
-        let waits = thread.waits.get();
+        let waits = thread.in_named_wait.get();
         let mut fiber = thread.fiber.borrow_mut();
         CTX.set(std::ptr::from_ref(thread).cast());
         // A thread with weak loads chooses what they see.
@@ -341,25 +324,25 @@ impl Scheduler {
             std::mem::swap(&mut self.chooser, &mut gpus.chooser.borrow_mut());
         }
         CTX.set(std::ptr::null());
-        (self.progressed, self.changed_memory) = (gpus.idle.get() == 0, gpus.changed.get());
+        (self.progressed, self.changed_memory) = (gpus.idle_polls.get() == 0, gpus.changed.get());
         if ended {
             *fiber = None;
             thread.returned.set(true);
-            // Where the watchdog has interrupted a thread, only the coroutine ends.
+            // If the watchdog has interrupted the thread, the report counts it as running.
             if !gpus.interrupted.get() {
                 self.thread_ended(gpus, block, thread);
             }
         } else {
             match thread.wait.get() {
-                // A thread that stays in a named wait only polls, also where it yields otherwise.
-                Wait::Ready if !(waits && thread.waits.get()) => {
+                // A thread that stays in a named wait only polls, also where it is preempted.
+                Wait::Ready if !(waits && thread.in_named_wait.get()) => {
                     gpus.reset_idle();
                     block.next.borrow_mut().push(tid);
                 }
                 Wait::Ready | Wait::Spin { .. } => {
-                    gpus.idle.set(gpus.idle.get() + 1);
+                    gpus.idle_polls.set(gpus.idle_polls.get() + 1);
                     block.next.borrow_mut().push(tid);
-                    if waits && thread.waits.get() {
+                    if waits && thread.in_named_wait.get() {
                         self.pass.waits += 1;
                     } else {
                         self.pass.spins += 1;
@@ -448,43 +431,5 @@ impl Scheduler {
             state.timed_out.get() || state.until.get().is_none_or(|until| until.holds(gpus))
         };
         self.at_network.retain(|at| wake(at, &delivered));
-    }
-
-    fn check_limits(&mut self, gpus: &Gpus) -> Result<()> {
-        let allowed = if self.settings.watch { MAX_IDLE } else { MAX_IDLE_UNWATCHED };
-        let is_long = gpus.idle.get() > allowed.max(POLLS_PER_THREAD * self.live as u64);
-        if is_long && !gpus.host_is_away.get() {
-            return Err(Error::Livelock(self.stall()));
-        }
-        let Some(busy) = &mut self.busy else { return Ok(()) };
-        let steps = gpus.switches.get() - busy.switches;
-        if let Some(limit) = self.settings.step_limit.filter(|limit| steps >= *limit) {
-            return Err(Error::Limit { limit: Limit::Steps(limit), stall: self.stall() });
-        }
-        let work = gpus.switches.get() + gpus.accesses.get() / ACCESSES_PER_STEP;
-        if work < busy.next_check {
-            return Ok(());
-        }
-        busy.next_check = work + STEPS_PER_CHECK;
-        let took = processor_time().saturating_sub(busy.started);
-        match self.settings.time_limit.filter(|limit| took >= *limit) {
-            Some(limit) => Err(Error::Limit { limit: Limit::Time(limit), stall: self.stall() }),
-            None => Ok(()),
-        }
-    }
-
-    /// Returns the error that a thread has recorded, if any.
-    #[inline]
-    fn check_failure(&self, gpus: &Gpus) -> Result<()> {
-        if gpus.interrupted.get() {
-            // Without a limit there is no watchdog.
-            let limit = self.settings.time_limit.unwrap_or_default();
-            let limit = if limit < PATIENCE { Limit::Time(limit) } else { Limit::Calls(PATIENCE) };
-            return Err(Error::Limit { limit, stall: self.stall() });
-        }
-        match gpus.failed() {
-            true => gpus.failure.take().map_or(Ok(()), Err),
-            false => Ok(()),
-        }
     }
 }

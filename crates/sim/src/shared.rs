@@ -21,7 +21,7 @@ const CANARY: usize = 8;
 const ALIGN: usize = 1024;
 
 /// Maximum static shared memory of a block in bytes.
-pub(crate) const MAX_STATIC: usize = 48 << 10;
+const MAX_STATIC: usize = 48 << 10;
 
 /// Maximum shared memory of a block in bytes, static and dynamic, on Hopper.
 pub(crate) const MAX_SHARED: usize = 227 << 10;
@@ -33,7 +33,8 @@ struct SharedArray {
     bytes: usize,
     /// The line in the kernel; `None` for the dynamic one.
     at: Option<Site>,
-    /// The words, in cells, since kernels write them through pointers.
+    /// The words, in cells, since kernels write them through pointers, which moving the `Rc` (other
+    /// than a `Box`) leaves valid.
     words: Rc<[Cell<u128>]>,
     /// Index of the first word.
     first: usize,
@@ -128,6 +129,11 @@ impl SharedMemory {
         (self.dynamic.start(), self.dynamic.bytes)
     }
 
+    /// Returns the most bytes of static memory that the block can have.
+    pub(crate) fn max_static(&self) -> usize {
+        MAX_STATIC.min(MAX_SHARED.saturating_sub(self.dynamic.bytes))
+    }
+
     /// Returns the block's copy of the static at `key`; `None` if it does not fit.
     pub(crate) fn of_static(
         &mut self,
@@ -140,7 +146,7 @@ impl SharedMemory {
             Some(index) => index,
             None => {
                 let used: usize = self.statics.iter().map(|a| a.bytes.next_multiple_of(16)).sum();
-                if used + bytes > MAX_STATIC {
+                if used + bytes > self.max_static() {
                     return None;
                 }
                 self.statics.push(SharedArray::new(key, bytes, at));

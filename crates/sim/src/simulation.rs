@@ -134,7 +134,7 @@ impl Simulation {
     }
 
     /// Sets whether GPU threads may be preempted between any two accesses through cuda_std, not
-    /// only where they synchronise. Several times slower, and finds more errors. Implies
+    /// only where they synchronise. This finds more errors, is several times slower, and implies
     /// [`watch`](Self::watch). Default: no.
     pub fn preempt(mut self, preempt: bool) -> Self {
         self.preempt = preempt;
@@ -171,9 +171,9 @@ impl Simulation {
     /// Sets whether atomic loads may see old values, where PTX's memory model allows it: values
     /// that other threads have replaced, unless the replacement happened before the load. Loads of
     /// more than eight bytes may see halves of different ages. With a seed, TMA, bulk copies and
-    /// `cp.async` read their source and write at any time until the wait for that, and copies and
-    /// memsets in streams land late. Needs a seed or choices, and [`races`](Self::races). Default:
-    /// no.
+    /// `cp.async` read their source, and write their target, at any time until the wait for that,
+    /// and copies and memsets in streams land late. This needs a seed or choices, and
+    /// [`races`](Self::races). Default: no.
     pub fn weak(mut self, weak: bool) -> Self {
         self.weak = weak;
         self
@@ -209,16 +209,15 @@ impl Simulation {
 
     /// Fails the kernels with [`Error::Limit`] when they have run for this long. On Linux on x86-64
     /// and aarch64, a signal also stops a kernel that loops without calls into cuda_std or
-    /// nccl_device, after 3 to 6 seconds of processor time. In the text form, `seconds=0` means no
-    /// limit. Default: ten minutes.
+    /// nccl_device, after about 3 seconds of processor time. In the text form, `seconds=0` means no
+    /// limit, and no such signal. Default: ten minutes.
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.time_limit = Some(limit);
         self
     }
 
-    /// Sets the number of multiprocessors per GPU, each for up to 2048 threads (1536 and 1024 with
-    /// some compute capabilities) and 32 blocks.
-    /// Default: 132, as on an H200.
+    /// Sets the number of multiprocessors per GPU, each for up to 2048 threads (1536 or 1024 with
+    /// some compute capabilities) and 32 blocks. Default: 132, as on an H200.
     pub fn multiprocessors(self, multiprocessors: u32) -> Self {
         self.multiprocessors_in_turn([multiprocessors])
     }
@@ -239,9 +238,9 @@ impl Simulation {
     /// Default: 9.0. In the text form: `compute_capability=8.9`.
     ///
     /// Before 9.0 there is no multicast, and launches with clusters and dependent launches are
-    /// refused, as on a GPU. A multiprocessor holds the threads of the compute capability. All else
-    /// is as on Hopper: other resources, and the instructions of a kernel, whatever architecture it
-    /// is compiled for.
+    /// refused, as on a GPU. A multiprocessor holds as many threads as one of that compute
+    /// capability. All else is as on Hopper: other resources, and the instructions of a kernel,
+    /// whatever architecture it is compiled for.
     ///
     /// ```
     /// let simulation = devcomm_sim::Simulation::new(2).compute_capability(8, 9);

@@ -32,12 +32,12 @@ use crate::warp::{WARP, Warp};
 /// The condition that a thread waits for.
 #[derive(Clone, Copy)]
 pub(crate) enum Wait {
-    /// No event.
+    /// No event: it can run.
     Ready,
     /// A barrier of its block, as part of an NCCL call, if any.
     Barrier { id: u32, at: Site, coop_call: Option<CoopCall> },
     /// The barrier of its cluster.
-    Cluster { at: Site },
+    Cluster { relaxed: bool, at: Site },
     /// The end of a phase of the `mbarrier` at this address.
     Phase { barrier: usize, parity: u32, at: Site },
     /// The number of registers for each thread of its warpgroup.
@@ -83,7 +83,7 @@ pub(crate) struct Thread {
     /// update changes nothing calls `spin` before its next access.)
     pub(crate) updating: Cell<bool>,
     /// Whether the thread is in a [named wait](crate::waits): [`state`](Self::state) describes it.
-    pub(crate) waits: Cell<bool>,
+    pub(crate) in_named_wait: Cell<bool>,
     /// Whether the thread has panicked and is unwinding.
     pub(crate) unwinding: Cell<bool>,
     /// The cooperative call of `nccl_device` in which the thread is.
@@ -221,7 +221,7 @@ impl Thread {
             wait: Cell::new(Wait::Done),
             result: Cell::new((0, false)),
             updating: Cell::new(false),
-            waits: Cell::new(false),
+            in_named_wait: Cell::new(false),
             unwinding: Cell::new(false),
             coop_call: Cell::new(None),
             returned: Cell::new(false),

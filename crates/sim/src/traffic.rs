@@ -50,12 +50,12 @@ impl Counters {
         access: Access,
     ) {
         if self.is_on.get() {
-            self.store(memory, gpu, (address, bytes), access);
+            self.count(memory, gpu, (address, bytes), access);
         }
     }
 
     #[cold]
-    fn store(&self, memory: &Memory, gpu: usize, (address, bytes): (usize, usize), access: Access) {
+    fn count(&self, memory: &Memory, gpu: usize, (address, bytes): (usize, usize), access: Access) {
         let (Access::Write | Access::AtomicWrite(..) | Access::AtomicRmw(..)) = access else {
             return;
         };

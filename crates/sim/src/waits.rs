@@ -22,15 +22,22 @@ use crate::thread::{Thread, Wait};
 pub(crate) struct NamedWait {
     /// What it is for, with the peer's world rank.
     pub(crate) what: WaitFor,
-    /// The deadline in nanoseconds of the virtual clock, for a wait with a timeout.
+    /// The deadline on the [GPUs' clock](Gpus::clock), for a wait with a timeout.
     pub(crate) deadline: Option<u64>,
     pub(crate) at: Site,
+}
+
+impl NamedWait {
+    /// Returns a wait. A timeout that exceeds the clock never ends.
+    fn new(what: WaitFor, deadline: Option<u64>, at: Site) -> Self {
+        Self { what, deadline: deadline.filter(|time| *time < u64::MAX), at }
+    }
 }
 
 /// The state of a thread's named wait.
 #[derive(Default)]
 pub(crate) struct WaitState {
-    /// The wait, while [`Thread::waits`] is set.
+    /// The wait, while [`Thread::in_named_wait`] is set.
     pub(crate) named: Cell<Option<NamedWait>>,
     /// The condition that ends the wait, if the thread is parked.
     pub(crate) until: Cell<Option<Until>>,
@@ -49,8 +56,8 @@ pub(crate) enum Until {
     Reached { word: *const u64, least: u64, bits: u32 },
     /// The ranks of an LSA barrier have arrived over multimem.
     Arrived { inbox: *const u32, target: u32 },
-    /// The operations of a queue before number `before` are complete locally; without `gets`, their
-    /// sources have been read.
+    /// The operations of a queue before number `before` are complete locally; without `gets`, it is
+    /// enough that a get has been sent.
     Complete { queue: QueueKey, before: u64, gets: bool },
     /// A queue has space for one more operation.
     QueueSpace { queue: QueueKey, depth: usize },
@@ -66,7 +73,7 @@ impl Until {
         }
     }
 
-    /// Orders the thread, whose reads of this order found the condition true, after its causes.
+    /// Orders the thread after what has made the condition true, as reads of this order do.
     pub(crate) fn acquire(&self, thread: &Thread, order: Order) {
         let gpus = thread.gpus();
         let (memory, mut clock) = (&gpus.memory, thread.race.borrow_mut());
@@ -127,11 +134,11 @@ pub(crate) fn until(
         return true;
     }
     let state = &thread.state;
-    state.named.set(Some(NamedWait { what, deadline, at }));
+    state.named.set(Some(NamedWait::new(what, deadline, at)));
     state.until.set(Some(until));
-    thread.waits.set(true);
+    thread.in_named_wait.set(true);
     thread.suspend(Wait::Network);
-    thread.waits.set(false);
+    thread.in_named_wait.set(false);
     state.until.set(None);
     // The scheduler has woken the thread because `until` held or because the wait timed out. By now
     // both may be true.
@@ -163,7 +170,7 @@ impl WaitState {
 
 /// Returns whether a location is in the source of `nccl_device`.
 fn is_of_nccl_device(at: Site) -> bool {
-    // `FILE` is one of the files in the folder.
+    // `FILE` is the path of `wait.rs` in that folder.
     let folder = nccl_device::raw::host::FILE.trim_end_matches("wait.rs");
     at.file().starts_with(folder)
 }
@@ -182,8 +189,8 @@ fn poll(comm: &DevComm, what: &WaitFor, deadline: Option<u64>, at: Site) -> bool
         what.peer = *gpu as i32;
     }
     let state = &thread.state;
-    state.named.set(Some(NamedWait { what, deadline, at }));
-    thread.waits.set(true);
+    state.named.set(Some(NamedWait::new(what, deadline, at)));
+    thread.in_named_wait.set(true);
     let (streak, polls) = state.polls.get();
     let now = thread.gpus().streak.get();
     state.polls.set((now, if streak == now { polls + 1 } else { 1 }));
@@ -198,7 +205,7 @@ fn poll(comm: &DevComm, what: &WaitFor, deadline: Option<u64>, at: Site) -> bool
 fn end() {
     let thread = Thread::current();
     thread.state.at.set(None);
-    if thread.waits.replace(false) {
+    if thread.in_named_wait.replace(false) {
         thread.state.timed_out.set(false);
         thread.gpus().progress();
     }

@@ -50,8 +50,8 @@ pub(crate) struct Lane {
 struct WarpBarrier {
     mask: u32,
     op: Op,
-    /// Where the first lane to arrive is, the cooperative call of which it is a part there, and its
-    /// number in the block.
+    /// The line of the first lane that has arrived, the cooperative call that it makes there, and
+    /// its thread's number in the block.
     at: Site,
     coop_call: Option<CoopCall>,
     first: u32,

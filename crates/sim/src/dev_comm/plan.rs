@@ -150,7 +150,7 @@ impl ResourceAllocator {
         let (first_signal, first_counter) = (self.signals(signals)?, self.counters);
         self.counters = check("counters", first_counter.saturating_add(counters))?;
         if signals > 0 {
-            // NCCL also makes GIN barriers of other teams from such signals: the size is unknown.
+            // A GIN barrier of any team may be made of such signals, so its size is unknown.
             self.barriers.push(BarrierSet { signal0: first_signal, signals, ranks: None });
         }
         Ok(AllocatedResource { buffer, first_signal, first_counter })

@@ -29,21 +29,21 @@ pub(crate) struct Event {
 struct Record {
     /// The time at which it completed.
     completed: Cell<Option<u64>>,
-    /// The accesses that it is ordered after, once it has completed.
+    /// The accesses that are before the record, once it has completed.
     clock: RefCell<Clock>,
 }
 
 impl Event {
     /// Enqueues a record of the event on `stream`.
-    pub(crate) fn record(self: &Rc<Self>, core: &Core, stream: &Stream) {
+    pub(crate) fn record(self: &Rc<Self>, core: &Core, stream: &Stream) -> CudaResult<()> {
         if let Some(capturing) = &*stream.capturing.borrow() {
-            self.captured.replace(Some(capturing.point()));
-            return;
+            self.captured.replace(Some(capturing.point()?));
+            return Ok(());
         }
         self.captured.take();
         let record = Rc::<Record>::default();
         self.last.replace(Some(Rc::clone(&record)));
-        core.enqueue(stream, Box::new(EventRecord(record)));
+        core.enqueue(stream, Box::new(EventRecord(record)))
     }
 
     /// Enqueues a wait for the event on `stream`.
@@ -55,8 +55,7 @@ impl Event {
             // A captured stream cannot wait for an event recorded outside the capture.
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION.into());
         }
-        core.enqueue(stream, Box::new(EventWait(self.last.borrow().clone())));
-        Ok(())
+        core.enqueue(stream, Box::new(EventWait(self.last.borrow().clone())))
     }
 }
 
@@ -99,8 +98,7 @@ pub(super) unsafe fn destroy(event: CUevent) -> CUresult {
 pub(super) unsafe fn record(event: CUevent, stream: CUstream) -> CUresult {
     call("cuEventRecord", |cx| {
         let (event, stream) = (cx.event(event)?, cx.stream(stream)?);
-        event.record(cx.core, &stream);
-        Ok(())
+        event.record(cx.core, &stream)
     })
 }
 
@@ -126,7 +124,7 @@ pub(super) unsafe fn query(event: CUevent) -> CUresult {
     })
 }
 
-/// Writes the machine's virtual time between the records, which does not predict a GPU's.
+/// Writes the virtual time between the two records, which does not predict a GPU's time.
 pub(super) unsafe fn elapsed_time(ms: *mut f32, start: CUevent, end: CUevent) -> CUresult {
     call("cuEventElapsedTime", |cx| {
         let (start, end) = (cx.event(start)?, cx.event(end)?);

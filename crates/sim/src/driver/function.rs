@@ -55,8 +55,8 @@ impl CallContext<'_> {
 }
 
 /// Fails: there is no device code to load.
-fn no_modules() -> CUresult {
-    call("cuModuleLoad", |_| {
+fn no_modules(name: &'static str) -> CUresult {
+    call(name, |_| {
         let text = "a simulated GPU runs a kernel's Rust code, compiled for the host: it cannot \
                     load device code";
         Err(CudaError::new(CUresult::CUDA_ERROR_NOT_SUPPORTED, text))
@@ -64,7 +64,7 @@ fn no_modules() -> CUresult {
 }
 
 pub(super) unsafe fn load_file(_: *mut CUmodule, _: *const c_char) -> CUresult {
-    no_modules()
+    no_modules("cuModuleLoad")
 }
 
 pub(super) unsafe fn load_data(
@@ -74,14 +74,14 @@ pub(super) unsafe fn load_data(
     _: *mut CUjit_option,
     _: *mut *mut c_void,
 ) -> CUresult {
-    no_modules()
+    no_modules("cuModuleLoadDataEx")
 }
 
 pub(super) unsafe fn unload(module: CUmodule) -> CUresult {
     call("cuModuleUnload", |cx| {
         cx.core.functions.borrow_mut().retain(|_, function| {
             let is_unloaded = function.module == module as u64;
-            // Launches that have not ended, and graphs, have the function.
+            // Launches that have not ended, and graphs, still have the function: they fail.
             function.is_unloaded.set(is_unloaded);
             !is_unloaded
         });
@@ -90,7 +90,7 @@ pub(super) unsafe fn unload(module: CUmodule) -> CUresult {
 }
 
 pub(super) unsafe fn from_module(_: *mut CUfunction, _: CUmodule, _: *const c_char) -> CUresult {
-    CUresult::CUDA_ERROR_INVALID_HANDLE
+    call("cuModuleGetFunction", |_| Err(CUresult::CUDA_ERROR_INVALID_HANDLE.into()))
 }
 
 pub(super) unsafe fn load(function: CUfunction) -> CUresult {
@@ -171,7 +171,9 @@ pub(super) unsafe fn cluster_occupancy(
         let (body, gpu) = (function.body, function.gpu);
         // SAFETY: the program passes valid pointers, as CUDA requires.
         let cluster = unsafe { Attributes::of(config) }.cluster_for(&body)?;
-        let threads = config.blockDimX * config.blockDimY * config.blockDimZ;
+        let threads = [config.blockDimY, config.blockDimZ]
+            .into_iter()
+            .fold(config.blockDimX, u32::saturating_mul);
         let resident = cx.core.gpus.resident(gpu, threads, config.sharedMemBytes as usize);
         // SAFETY: the program passes valid pointers, as CUDA requires.
         unsafe { clusters.write((resident / cluster) as c_int) };
@@ -267,8 +269,7 @@ pub(super) unsafe fn launch(
         checked.map_err(|error| {
             CudaError::new(CUresult::CUDA_ERROR_INVALID_VALUE, error.to_string())
         })?;
-        cx.core.enqueue(&stream, Box::new(kernel));
-        Ok(())
+        cx.core.enqueue(&stream, Box::new(kernel))
     })
 }
 

@@ -10,7 +10,7 @@ use devcomm_sys::driver::{
     CUstreamCaptureMode, CUstreamCaptureStatus, CUuserObject, cuuint64_t,
 };
 
-use super::stream::{Stream, StreamOp};
+use super::stream::{Stream, StreamOp, is_default};
 use super::{CallContext, CudaResult, call};
 use crate::machine::core::Core;
 use crate::race::{Clock, Races, Run, Sequence};
@@ -41,6 +41,13 @@ struct Capture {
     has_ended: Cell<bool>,
 }
 
+impl Capture {
+    /// Fails if the capture was invalidated.
+    fn check(&self) -> CudaResult<()> {
+        self.invalidated.get().map_or(Ok(()), |why| Err(why.into()))
+    }
+}
+
 /// The state of a stream that is being captured.
 pub(super) struct StreamCapture {
     capture: Rc<Capture>,
@@ -51,10 +58,12 @@ pub(super) struct StreamCapture {
 }
 
 impl StreamCapture {
-    pub(super) fn push(&mut self, op: Box<dyn StreamOp>) {
+    pub(super) fn push(&mut self, op: Box<dyn StreamOp>) -> CudaResult<()> {
+        self.capture.check()?;
         let mut nodes = self.capture.nodes.borrow_mut();
         let dependencies = std::mem::replace(&mut self.last, vec![nodes.len()]);
         nodes.push(Node { op, dependencies });
+        Ok(())
     }
 
     /// Invalidates the capture: its end fails with `why`.
@@ -63,8 +72,9 @@ impl StreamCapture {
     }
 
     /// Returns the stream's current capture point.
-    pub(super) fn point(&self) -> CapturePoint {
-        CapturePoint { capture: Rc::clone(&self.capture), last: self.last.clone() }
+    pub(super) fn point(&self) -> CudaResult<CapturePoint> {
+        self.capture.check()?;
+        Ok(CapturePoint { capture: Rc::clone(&self.capture), last: self.last.clone() })
     }
 }
 
@@ -80,6 +90,7 @@ impl CapturePoint {
         if self.capture.has_ended.get() {
             return Err(CUresult::CUDA_ERROR_CAPTURED_EVENT.into());
         }
+        self.capture.check()?;
         let mut capturing = stream.capturing.borrow_mut();
         let (capture, mut last) = (Rc::clone(&self.capture), self.last.clone());
         let (before, is_origin) = match capturing.take() {
@@ -113,7 +124,7 @@ fn all_joined(nodes: &[Node], last: &[usize]) -> bool {
 
 pub(super) unsafe fn begin_capture(stream: CUstream, _mode: CUstreamCaptureMode) -> CUresult {
     call("cuStreamBeginCapture", |cx| {
-        if stream.is_null() {
+        if is_default(stream) {
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into());
         }
         let stream = cx.stream(stream)?;
@@ -150,9 +161,7 @@ pub(super) unsafe fn end_capture(stream: CUstream, graph: *mut CUgraph) -> CUres
         }
         let nodes = capture.nodes.take();
         cx.note(|| format!("{} nodes", nodes.len()));
-        if let Some(why) = capture.invalidated.get() {
-            return Err(why.into());
-        }
+        capture.check()?;
         if !all_joined(&nodes, &last) {
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED.into());
         }
@@ -180,18 +189,20 @@ pub(super) unsafe fn capture_info(
         if unsupported {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED.into());
         }
-        let handle = match stream.is_null() {
+        let capture = match is_default(stream) {
             true => None,
-            false => cx.stream(stream)?.capturing.borrow().as_ref().map(|own| own.capture.handle),
+            false => cx.stream(stream)?.capturing.borrow().as_ref().map(|own| own.capture.clone()),
         };
+        let handle = capture.as_ref().map_or(0, |capture| capture.handle);
         // SAFETY: the program passes a valid out pointer, as CUDA requires.
         unsafe {
-            status.write(match handle {
-                Some(_) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
+            status.write(match capture.as_ref().map(|capture| capture.check()) {
                 None => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
+                Some(Ok(())) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
+                Some(Err(_)) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED,
             });
-            id.write(handle.unwrap_or(0));
-            graph.write(handle.unwrap_or(0) as CUgraph);
+            id.write(handle);
+            graph.write(handle as CUgraph);
         }
         Ok(())
     })
@@ -296,7 +307,7 @@ pub(crate) struct Exec {
     graph: Rc<Graph>,
     /// Whether a launch is running: launches of one instantiated graph do not overlap.
     is_running: Cell<bool>,
-    /// The runs of each node in all launches.
+    /// The sequence of each node's runs, one per launch, for the detection of races.
     sequences: Vec<Sequence>,
 }
 
@@ -322,8 +333,7 @@ pub(super) unsafe fn launch(exec: CUgraphExec, stream: CUstream) -> CUresult {
         let stream = cx.stream(stream)?;
         let found = cx.core.execs.borrow().get(&(exec as u64)).cloned();
         let exec = found.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-        cx.core.enqueue(&stream, Box::new(Launch::new(exec)));
-        Ok(())
+        cx.core.enqueue(&stream, Box::new(Launch::new(exec)))
     })
 }
 
@@ -373,7 +383,7 @@ impl Launch {
         let run =
             self.runs[index].get_or_insert_with(|| races.start_part(&self.exec.sequences[index]));
         Some(races.within(run, || {
-            // A dependency may have run at the same time; its clock is joined once it has ended.
+            // A node that began early ran beside its dependency: it learns from that once it ends.
             let before = &self.exec.graph.nodes[index].dependencies;
             before.iter().for_each(|before| races.learn_here(&self.ended[*before]));
             action(&mut **op)
@@ -403,7 +413,8 @@ impl StreamOp for Launch {
             if is_ready {
                 let polled = self.within(races, index, |op| op.poll(core));
                 if polled.is_some_and(|polled| polled.is_ready()) {
-                    // Other streams may wait for this end, if it is a rank's part of a collective.
+                    // The machine is not idle, although the graph has not ended: other streams may
+                    // wait for this node, if it is a rank's part of a collective.
                     core.op_progressed();
                     self.ops[index] = None;
                     if let Some(run) = self.runs[index].take() {

@@ -89,9 +89,15 @@ pub(super) unsafe fn host_alloc(memory: *mut *mut c_void, bytes: usize, _: c_uin
 }
 
 pub(super) unsafe fn free_host(memory: *mut c_void) -> CUresult {
-    call("cuMemFreeHost", |cx| match cx.core.pinned.borrow_mut().remove(&memory.addr()) {
-        Some(_) => Ok(()),
-        None => Err(CUresult::CUDA_ERROR_INVALID_VALUE.into()),
+    const NAME: &str = "cuMemFreeHost";
+    call(NAME, |cx| {
+        let (core, start) = (cx.core, memory.addr());
+        let freed = core.pinned.borrow_mut().remove(&start);
+        let bytes = freed.as_ref().ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.lens()[0];
+        let is_given = |word| (start..start + bytes).contains(&word);
+        (0..core.simulation().gpus).try_for_each(|gpu| {
+            core.check_unused(NAME, || Owner::Pinned.to_string(), gpu, is_given)
+        })
     })
 }
 
@@ -125,8 +131,7 @@ impl CallContext<'_> {
     fn store(&self, to: CUdeviceptr, kind: StoreKind, stream: CUstream) -> CudaResult<()> {
         let (stream, store) = (self.stream(stream)?, Store::new(self.gpu()?, to, kind));
         store.check(self.core)?;
-        self.core.enqueue(&stream, Box::new(store));
-        Ok(())
+        self.core.enqueue(&stream, Box::new(store))
     }
 }
 
@@ -145,7 +150,7 @@ fn device_memory(
     Ok(std::ptr::with_exposed_provenance_mut(start))
 }
 
-/// Copies from the host. With pageable memory it returns once the copy is done, as CUDA does.
+/// Copies from the host. With pageable memory it returns once the copy is done, as CUDA may do.
 pub(super) unsafe fn copy_to_device(
     to: CUdeviceptr,
     from: *const c_void,
@@ -309,7 +314,7 @@ impl StreamOp for Store {
             self.land(core, &data).map(Poll::Ready)
         };
         run().unwrap_or_else(|error: CudaError| {
-            core.fail_with(error);
+            core.fail_operation(self.name(), error);
             Poll::Pending
         })
     }

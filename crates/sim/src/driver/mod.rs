@@ -77,6 +77,9 @@ fn call(name: &'static str, body: impl Fn(&CallContext<'_>) -> CudaResult<()>) -
     call_until(name, &|cx| Poll::Ready(body(cx)))
 }
 
+/// The code of a query of work that is not done.
+const NOT_READY: CUresult = CUresult::CUDA_ERROR_NOT_READY;
+
 /// Polls `body` on the machine's thread until it is ready.
 fn call_until(
     name: &'static str,
@@ -95,6 +98,14 @@ fn call_until(
                 Some(Effect::Hang) => Poll::Pending,
                 _ => body(&CallContext { core, current, entry: *entry }),
             };
+            // A thread that asks again and again waits.
+            let host = &core.gpus.host;
+            let poll = match poll {
+                Poll::Ready(Err(error)) if error.code == NOT_READY && host.is_paused() => {
+                    Poll::Pending
+                }
+                poll => poll,
+            };
             let outcome = match (poll, core.deadlock()) {
                 (Poll::Pending, Some(report)) => {
                     Err(CudaError::new(CUresult::CUDA_ERROR_LAUNCH_TIMEOUT, report))
@@ -103,6 +114,9 @@ fn call_until(
                 (Poll::Ready(outcome), _) => outcome,
             };
             let code = outcome.as_ref().err().map_or(0, |error| error.code as i32);
+            if code == NOT_READY as i32 {
+                host.asked_in_vain();
+            }
             core.faults().leave(entry, code);
             if let Some(Effect::Later(code)) = entry.effect {
                 core.fail_with(error_of(code).into());

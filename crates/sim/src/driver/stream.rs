@@ -16,6 +16,15 @@ use crate::machine::core::Core;
 use crate::race::{Clock, Races, Run, Sequence};
 use crate::timeline::{Span, Timeline};
 
+/// The handle `CU_STREAM_PER_THREAD`.
+const PER_THREAD: usize = 2;
+
+/// Returns whether a handle is the default stream: NULL or `CU_STREAM_LEGACY`.
+pub(super) fn is_default(stream: CUstream) -> bool {
+    const LEGACY: usize = 1;
+    stream.addr() <= LEGACY
+}
+
 /// An operation in a stream.
 pub(crate) trait StreamOp {
     /// Takes a sequence number, if the operation is ordered across streams. Called when the
@@ -60,7 +69,7 @@ pub(crate) trait StreamOp {
 /// An operation in a stream's queue.
 struct Queued {
     op: Box<dyn StreamOp>,
-    /// The accesses that the host was ordered after when it enqueued the operation.
+    /// The accesses that the host knew when it enqueued the operation.
     enqueued: Clock,
     /// The run, once the operation has started.
     run: Option<Run>,
@@ -101,9 +110,9 @@ impl Stream {
         Self { gpu, queue, sequence: races.host_sequence(), destroyed, capturing }
     }
 
-    /// Returns the handle of a GPU's default stream.
+    /// Returns the handle of a GPU's default stream, which programs do not know.
     pub(crate) fn default_of(gpu: usize) -> u64 {
-        gpu as u64 + 1
+        (gpu as u64 + 1) << 4
     }
 
     pub(crate) fn gpu(&self) -> usize {
@@ -121,13 +130,14 @@ impl Stream {
     }
 
     /// Appends an operation.
-    pub(crate) fn push(&self, core: &Core, mut op: Box<dyn StreamOp>) {
+    pub(crate) fn push(&self, core: &Core, mut op: Box<dyn StreamOp>) -> CudaResult<()> {
         if let Some(capturing) = &mut *self.capturing.borrow_mut() {
             return capturing.push(op);
         }
         op.enqueued(core);
         let enqueued = core.memory.races.host();
         self.queue.borrow_mut().push_back(Queued { op, enqueued, run: None, began: 0 });
+        Ok(())
     }
 
     /// Runs operations until one is pending; returns whether an operation completed.
@@ -175,7 +185,7 @@ impl Stream {
         self.queue.borrow_mut().pop_front()
     }
 
-    /// Puts an operation back, unless a failure has cleared the queue.
+    /// Puts an operation back, unless a failure has cleared the queue: then it is dropped.
     fn put_back(&self, core: &Core, op: Queued) {
         if core.check().is_ok() {
             self.queue.borrow_mut().push_front(op);
@@ -250,9 +260,13 @@ impl Core {
         }
     }
 
-    /// Returns the stream of a handle, with `gpu`'s context current; NULL is the default stream.
+    /// Returns the stream of a handle, with `gpu`'s context current.
     pub(crate) fn stream(&self, gpu: usize, stream: CUstream) -> CudaResult<Rc<Stream>> {
-        let handle = if stream.is_null() { Stream::default_of(gpu) } else { stream as u64 };
+        let handle = match stream.addr() {
+            _ if is_default(stream) => Stream::default_of(gpu),
+            PER_THREAD => return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED.into()),
+            other => other as u64,
+        };
         let streams = self.streams.borrow();
         let stream = streams.get(&handle).filter(|stream| !stream.destroyed.get());
         stream.cloned().ok_or_else(|| CUresult::CUDA_ERROR_INVALID_HANDLE.into())
@@ -329,9 +343,11 @@ pub(super) unsafe fn create(stream: *mut CUstream, _flags: c_uint) -> CUresult {
 pub(super) unsafe fn destroy(stream: CUstream) -> CUresult {
     call("cuStreamDestroy", |cx| {
         let streams = cx.core.streams.borrow();
-        let stream = streams.get(&(stream as u64)).filter(|stream| !stream.destroyed.get());
-        let stream = stream.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-        stream.destroyed.set(true);
+        let handle = stream as u64;
+        let is_created = |stream: &&Rc<Stream>| handle != Stream::default_of(stream.gpu);
+        let stream = streams.get(&handle).filter(is_created);
+        let stream = stream.filter(|stream| !stream.destroyed.get());
+        stream.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?.destroyed.set(true);
         Ok(())
     })
 }

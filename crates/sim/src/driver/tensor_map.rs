@@ -57,9 +57,9 @@ pub(super) unsafe fn encode_tiled(
         };
         let element_bytes = data_type.size() as u32;
         if swizzle != CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B
-            || tile[0] * element_bytes != TensorMapDesc::ROW_BYTES
+            || tile[0].checked_mul(element_bytes) != Some(TensorMapDesc::ROW_BYTES)
             || element_strides != [1, 1]
-            || stride != u64::from(element_bytes) * columns
+            || Some(stride) != u64::from(element_bytes).checked_mul(columns)
         {
             return refuse("of dense rows, with 128-byte swizzled tiles of 128 bytes a row");
         }

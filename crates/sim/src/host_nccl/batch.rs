@@ -67,18 +67,18 @@ impl Launches {
             let Some((main, others)) = streams.split_first() else { continue };
             for other in others {
                 let reached = Rc::<Event>::default();
-                reached.record(core, other);
+                reached.record(core, other)?;
                 reached.wait(core, main)?;
             }
-            events.iter().for_each(|event| event.record(core, main));
+            events.iter().try_for_each(|event| event.record(core, main))?;
             let operations = operations.into();
             is_busy |= !rank_comm.settings.blocking;
-            // The caller returns one code for all; this one is in progress for the next polls.
+            // Only for its effect: the next polls of the communicator find it in progress.
             let _ = rank_comm.code();
-            core.enqueue(main, Box::new(Batch { rank_comm, operations, launched: None }));
+            core.enqueue(main, Box::new(Batch { rank_comm, operations, launched: None }))?;
             let done = Rc::<Event>::default();
             if !others.is_empty() {
-                done.record(core, main);
+                done.record(core, main)?;
             }
             for other in others {
                 done.wait(core, other)?;

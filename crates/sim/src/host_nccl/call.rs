@@ -131,7 +131,12 @@ pub(super) fn call(
 type Begin<'a> = dyn FnOnce(&CallContext<'_>) -> NcclResult<CallProgress> + 'a;
 
 /// Runs a call on the machine's thread, and waits for its result.
-fn run(name: &'static str, comm: RawComm, is_grouped: bool, begin: Box<Begin<'_>>) -> c_int {
+pub(super) fn run(
+    name: &'static str,
+    comm: RawComm,
+    is_grouped: bool,
+    begin: Box<Begin<'_>>,
+) -> c_int {
     let outcome = Client::with(|client| {
         let (current, client_id) = (client.gpu.get(), client.id());
         let mut begin = Some(begin);

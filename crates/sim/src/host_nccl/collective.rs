@@ -151,7 +151,7 @@ impl Comm {
             let calls: Vec<_> = collective.arrived.into_iter().flatten().collect();
             match self.run(core, &calls) {
                 Ok(()) => calls.iter().for_each(|(_, pending)| pending.is_done.set(true)),
-                Err(error) => core.fail_with(error),
+                Err(error) => core.fail_operation(own, error),
             }
         }
     }

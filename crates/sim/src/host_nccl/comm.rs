@@ -246,7 +246,7 @@ impl RankComm {
     }
 
     /// Returns the return code of a completed call. For a non-blocking communicator it is
-    /// `ncclInProgress`, which the next few calls of `ncclCommGetAsyncError` return too.
+    /// `ncclInProgress`, which the next few calls of `ncclCommGetAsyncError` will report too.
     pub(super) fn code(&self) -> c_int {
         if self.settings.blocking {
             return SUCCESS;

@@ -55,7 +55,7 @@ pub(super) fn complete(core: &Core, tasks: &[(&Task, &Creation)]) -> NcclResult<
     }
     let first_rank = |team: usize, rank: usize| {
         let first = tasks[rank].1.teams[team].to_world(rank as i32, 0);
-        // `make` refuses such a rank, as it refuses a negative one.
+        // For a negative rank this is one that `make` refuses, since no team has it.
         usize::try_from(first).unwrap_or(usize::MAX)
     };
     let state = make(&comm.ranks, &own.config, core.nccl.next_id(), first_rank);
@@ -263,7 +263,7 @@ pub(super) unsafe extern "C" fn lsa_barriers(
 ) -> c_int {
     let n = usize::try_from(n_barriers).unwrap_or(0);
     let ranks = usize::try_from(team.n_ranks).unwrap_or(0);
-    let buffer_size = barrier_words(n, ranks) * size_of::<u32>();
+    let buffer_size = barrier_words(n, ranks).saturating_mul(size_of::<u32>());
     // SAFETY: the program passes valid pointers, as NCCL requires.
     unsafe {
         (*handle).n_barriers = n_barriers;

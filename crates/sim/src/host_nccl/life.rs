@@ -4,10 +4,10 @@ use std::ffi::{c_char, c_int};
 use std::rc::Rc;
 use std::task::Poll;
 
-use devcomm_sys::nccl::{RawComm, SUCCESS};
+use devcomm_sys::nccl::{IN_PROGRESS, RawComm, SUCCESS};
 
 use super::call::{
-    CallProgress, NcclError, NcclResult, PendingCall, call, call_ungrouped, last_error,
+    CallContext, CallProgress, NcclError, NcclResult, PendingCall, call, last_error, run,
     set_last_error,
 };
 use super::comm::{Lifecycle, RankComm};
@@ -15,6 +15,20 @@ use crate::machine::core::Core;
 
 /// NCCL: `NCCL_SUSPEND_MEM`.
 const SUSPEND_MEM: c_int = 1;
+
+/// A query of a communicator that is in progress: a thread that asks again and again waits.
+struct VainQuery;
+
+impl PendingCall for VainQuery {
+    fn poll(&mut self, core: &Core) -> Poll<NcclResult<c_int>> {
+        let host = &core.gpus.host;
+        if host.is_paused() {
+            return Poll::Pending;
+        }
+        host.asked_in_vain();
+        Poll::Ready(Ok(SUCCESS))
+    }
+}
 
 /// Waits until a rank's operations are complete.
 struct Drain {
@@ -123,15 +137,19 @@ pub(super) unsafe extern "C" fn resume(comm: RawComm) -> c_int {
 
 pub(super) unsafe extern "C" fn async_error(comm: RawComm, state: *mut c_int) -> c_int {
     let mut text = None;
-    let returned = call_ungrouped("ncclCommGetAsyncError", comm, |cx| {
+    let begin = |cx: &CallContext<'_>| {
         let rank_comm = cx.rank_comm(comm)?;
         let broken = cx.core.check().err().map(NcclError::from);
         let code = broken.as_ref().map_or_else(|| rank_comm.status(cx.core), |error| error.code);
         text = broken.as_ref().or(rank_comm.error.borrow().as_ref()).map(|e| e.text.clone());
         // SAFETY: the program passes a valid out pointer, as NCCL requires.
         unsafe { state.write(code) };
-        Ok(())
-    });
+        Ok(match code {
+            IN_PROGRESS => CallProgress::Waits(Box::new(VainQuery)),
+            _ => CallProgress::Done(SUCCESS),
+        })
+    };
+    let returned = run("ncclCommGetAsyncError", comm, false, Box::new(begin));
     if let Some(text) = text {
         set_last_error(&text);
     }

@@ -79,8 +79,8 @@ pub(super) unsafe extern "C" fn free(address: *mut c_void) -> c_int {
     })
 }
 
-/// Returns a handle and does nothing else: the simulator's collectives need no registration. It is
-/// made at once, also in a group, whose end does not know of its failure.
+/// Returns a handle and does nothing else: the simulator's collectives need no registration. In a
+/// group the call is made at once too, and its failure does not fail the group.
 pub(super) unsafe extern "C" fn register(
     comm: RawComm,
     address: *mut c_void,

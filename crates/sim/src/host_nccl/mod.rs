@@ -1,9 +1,9 @@
 //! NCCL's host API on a simulated machine. Operations compute real results.
 //!
 //! Each function runs on the machine's thread, through [`call`]. A call that needs all ranks is a
-//! [`Task`](rendezvous::Task): it completes on all ranks once all have called. A call's stream
-//! operations form a [`batch`]: once a batch is at the head of its stream, it waits for the other
-//! ranks' batches, and then the data is copied. Handles are never reused.
+//! [`Task`](rendezvous::Task): it completes on all ranks once all have called. The stream
+//! operations of a call or a group form a [`batch`]: once a batch is at the head of its stream, it
+//! waits for the other ranks' batches, and then the data is copied. Handles are never reused.
 //!
 //! # Safety
 //!

@@ -56,11 +56,11 @@ impl Comm {
                 Err(error) => return self.fail(&error),
             };
             if let Err(error) = check(core, self.gpu(signal.from), *from, *bytes) {
-                return core.fail_with(error);
+                return core.fail_operation("a put", error);
             }
             // The target may have been deregistered since the call.
             if *bytes > 0 && !core.memory.is_live(to, *bytes) {
-                return core.fail_with(inaccessible(core, to, *bytes));
+                return core.fail_operation("a put", inaccessible(core, to, *bytes));
             }
             let accessed = core
                 .op_access("a put", *from, *bytes, OpAccess::Read)

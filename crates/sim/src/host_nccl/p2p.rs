@@ -76,7 +76,7 @@ impl Comm {
         let checked = check(core, self.gpu(pair.0), send.address, bytes)
             .and_then(|()| check(core, self.gpu(pair.1), recv.address, bytes));
         if let Err(error) = checked {
-            return core.fail_with(error);
+            return core.fail_operation(send, error);
         }
         let read = core.access_by(&sender.race, send.address, bytes, OpAccess::Read);
         let written = core.access_by(&receiver.race, recv.address, bytes, OpAccess::Write);

@@ -20,7 +20,7 @@ use crate::race::Clock;
 pub(super) struct Task {
     /// The NCCL function.
     pub(super) name: &'static str,
-    /// The communicator of the call; for a call that creates one, the new communicator.
+    /// The communicator of the call; for a rank that has none yet, the one that the call creates.
     pub(super) rank_comm: Rc<RankComm>,
     /// The communicator that the call creates, and where to write its handle.
     pub(super) created: Option<(Rc<RankComm>, *mut RawComm)>,
@@ -202,7 +202,7 @@ impl Task {
         let in_background = self.has_started.get() && !self.is_blocking();
         for rank_comm in self.rank_comms() {
             rank_comm.tasks.borrow_mut().retain(|task| !Rc::ptr_eq(task, self));
-            // The code is not used; the communicator is in progress for the next polls.
+            // Only for its effect: the next polls of the communicator find it in progress.
             let _ = rank_comm.code();
             if let (Err(why), true) = (&result, in_background) {
                 rank_comm.fail(why);

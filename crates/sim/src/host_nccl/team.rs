@@ -55,7 +55,7 @@ pub(super) unsafe extern "C" fn rail(comm: RawComm) -> Team {
     teams_of("ncclTeamRail", comm).map_or(EMPTY, Teams::rail)
 }
 
-/// Returns a team of this rank alone: the simulator has no counted fabric transfers (CFT).
+/// Returns a team of this rank alone: the simulator has no logical endpoints of a fabric (CFT).
 pub(super) unsafe extern "C" fn cft(comm: RawComm, _mode: c_int) -> Team {
     let alone = Team { n_ranks: 1, rank: 0, stride: 1 };
     teams_of("ncclTeamCft", comm).map_or(EMPTY, |_| alone)

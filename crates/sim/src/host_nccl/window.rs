@@ -82,7 +82,7 @@ impl Window {
     }
 }
 
-/// Creates the window once all ranks have called; for NULL handles see [`register`].
+/// Creates the window once all ranks have called. [`register`] says when the handles are NULL.
 pub(super) fn complete(core: &Core, tasks: &[(&Task, &Registration)]) -> NcclResult<()> {
     let Some((first, own)) = tasks.first() else { return Ok(()) };
     let comm = first.rank_comm.joined()?.0;

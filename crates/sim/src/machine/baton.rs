@@ -15,18 +15,19 @@
 //! more ([`Shared::end`]). Only the machine's thread runs the closure. So the closure outlives its
 //! use, and no two threads use it at the same time.
 
-use std::cell::{Cell, RefCell};
+mod client;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use litemap::LiteMap;
 use parking_lot::{Condvar, Mutex};
 
+pub(crate) use self::client::Client;
 use super::core::Core;
 use super::fault::Faults;
-use super::processor::{Allowed, Processor};
+use super::processor::Processor;
 use crate::error::Error;
 use crate::race::HostEvent;
 use crate::simulation::Simulation;
@@ -85,7 +86,7 @@ pub(crate) struct Shared {
 struct Turns {
     clients: LiteMap<ClientId, Entry>,
     next: u32,
-    /// Whether all [`Machine`](crate::Machine) handles are gone, so the last client's end ends it.
+    /// Whether the last client's end ends the machine: [`Shared::close`] was called.
     closed: bool,
     /// Whether the machine's thread is to write the timeline.
     writes: bool,
@@ -103,7 +104,7 @@ struct Entry {
     /// Consecutive checks that found the client blocked.
     blocked_checks: u32,
     call: Option<Call>,
-    /// The action of its program in the call.
+    /// The operation that its program performs in the call.
     operation: Option<Arc<str>>,
     /// The GPU whose context was current at its last call.
     gpu: Option<usize>,
@@ -214,6 +215,7 @@ impl Shared {
         self.clock.load(Ordering::Acquire)
     }
 
+    /// Advances the clock to `to`, unless it is later already.
     pub(crate) fn advance(&self, to: u64) {
         self.clock.fetch_max(to, Ordering::AcqRel);
     }
@@ -241,7 +243,8 @@ impl Shared {
 
     /// Returns the client that is the calling thread.
     fn current(&self) -> Option<ClientId> {
-        Client::with(|client| (client.shared.number == self.number).then_some(client.id)).flatten()
+        Client::with(|client| (client.shared().number == self.number).then(|| client.id()))
+            .flatten()
     }
 
     fn event(&self, id: ClientId, event: HostEvent) {
@@ -267,7 +270,7 @@ impl Shared {
         self.event(id, HostEvent::End);
         let is_last = turns.clients.is_empty() && !turns.ended;
         turns.writes |= is_last && self.simulation.timeline.is_some();
-        // The lock is still held: the machine's thread finds the notification with the removal.
+        // The lock is still held, so `next` never finds the removal without the notification.
         self.notify();
         drop(turns);
         // The process may end after its last client, so that one waits for the timeline.
@@ -309,10 +312,8 @@ impl Shared {
             }
             if is_any(State::Running) {
                 if self.changed.wait_for(&mut turns, CHECK_INTERVAL).timed_out() {
-                    turns
-                        .check_blocked()
-                        .into_iter()
-                        .for_each(|id| self.event(id, HostEvent::Unseen));
+                    let blocked = turns.check_blocked();
+                    blocked.into_iter().for_each(|id| self.event(id, HostEvent::Unseen));
                 }
             } else if is_any(State::Registered) || !is_any(State::Waiting) {
                 self.changed.wait(&mut turns);
@@ -327,9 +328,12 @@ impl Shared {
         }
     }
 
-    /// Waits until an unscheduled client may have called, for [`CHECK_INTERVAL`] at most.
-    pub(crate) fn wait_for_unscheduled(&self) {
+    /// Waits until an unscheduled client may have called, for [`CHECK_INTERVAL`] at most; returns
+    /// how long it has waited.
+    pub(crate) fn wait_for_unscheduled(&self) -> Duration {
+        let start = Instant::now();
         self.changed.wait_for(&mut self.turns.lock(), CHECK_INTERVAL);
+        start.elapsed()
     }
 
     /// Passes the baton to a client whose call is ready.
@@ -387,113 +391,4 @@ impl Turns {
 fn is_blocked(thread: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
     stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S')))
-}
-
-thread_local! {
-    static CURRENT: RefCell<Option<Client>> = const { RefCell::new(None) };
-}
-
-/// A thread's handle to the machine.
-pub(crate) struct Client {
-    shared: Arc<Shared>,
-    id: ClientId,
-    turn: Arc<Condvar>,
-    /// The processors that this thread may run on between calls.
-    allowed: Allowed,
-    /// The GPU whose context is current on this thread.
-    pub(crate) gpu: Cell<Option<usize>>,
-    /// The operation that the program performs, for reports.
-    pub(crate) operation: RefCell<Option<Arc<str>>>,
-}
-
-impl Client {
-    /// Detaches this thread from its previous machine, attaches it as client `id`, and waits for
-    /// its first turn.
-    pub(crate) fn attach(shared: &Arc<Shared>, id: ClientId) {
-        // The thread detaches first, since it may have the previous machine's baton.
-        Self::detach();
-        let mut turns = shared.turns.lock();
-        let Some(entry) = turns.clients.get_mut(&id) else { return };
-        // SAFETY: gettid takes no arguments and cannot fail.
-        entry.thread = unsafe { libc::gettid() };
-        let turn = Arc::clone(&entry.turn);
-        drop(turns);
-        let (shared, allowed) = (Arc::clone(shared), Allowed::of_this_thread());
-        let (gpu, operation) = Default::default();
-        let client = Self { shared, id, turn, allowed, gpu, operation };
-        client.wait_for_turn(None);
-        CURRENT.set(Some(client));
-    }
-
-    /// Detaches this thread.
-    pub(crate) fn detach() {
-        // The thread-local may already be destroyed.
-        let client = CURRENT.try_with(RefCell::take).ok().flatten();
-        drop(client);
-    }
-
-    /// Calls `f` with this thread's client, if it is attached.
-    pub(crate) fn with<R>(f: impl FnOnce(&Self) -> R) -> Option<R> {
-        CURRENT.try_with(|current| current.borrow().as_ref().map(f)).ok().flatten()
-    }
-
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
-    }
-
-    pub(crate) fn id(&self) -> ClientId {
-        self.id
-    }
-
-    /// Lets the machine's thread poll `f` until it is ready. Returns `None` if the machine ended.
-    pub(crate) fn call<R>(
-        &self,
-        name: &'static str,
-        mut f: impl FnMut(&Core, &Call) -> Poll<R>,
-    ) -> Option<R> {
-        let mut result = None;
-        let mut poll = |core: &Core, call: &Call| match f(core, call) {
-            Poll::Ready(ready) => {
-                result = Some(ready);
-                true
-            }
-            Poll::Pending => false,
-        };
-        let poll: *mut (dyn FnMut(&Core, &Call) -> bool + '_) = &raw mut poll;
-        // SAFETY: the types differ only in a lifetime; the pointer is used as the module explains.
-        let poll: *mut (dyn FnMut(&Core, &Call) -> bool + 'static) =
-            unsafe { std::mem::transmute(poll) };
-        self.wait_for_turn(Some(Call { name, poll })).then_some(result).flatten()
-    }
-
-    /// Posts a call, if any, and waits for the baton. Returns false if the machine had ended.
-    fn wait_for_turn(&self, call: Option<Call>) -> bool {
-        self.shared.processor.wait(&self.allowed, || {
-            let mut turns = self.shared.turns.lock();
-            if turns.ended {
-                return false;
-            }
-            if let Some(entry) = turns.clients.get_mut(&self.id) {
-                (entry.call, entry.gpu) = (call, self.gpu.get());
-                entry.operation = self.operation.borrow().clone();
-                if entry.state == State::Unscheduled {
-                    self.shared.event(self.id, HostEvent::Unseen);
-                }
-                entry.state = State::Waiting;
-            }
-            self.shared.changed.notify_one();
-            while !turns.ended
-                && turns.clients.get(&self.id).is_some_and(|entry| entry.state == State::Waiting)
-            {
-                self.turn.wait(&mut turns);
-            }
-            true
-        })
-    }
-}
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        self.shared.remove(self.id);
-    }
 }

@@ -2,8 +2,11 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::io::Write;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use devcomm_sys::driver::{CUfunction, CUresult};
 use devcomm_types::HostBody;
@@ -48,7 +51,7 @@ pub(crate) struct Core {
     pub(crate) memory: Rc<Memory>,
     pub(crate) gpus: Rc<Gpus>,
     pub(crate) devices: Box<[Device]>,
-    /// Streams by handle; 1, 2, ... are the GPUs' default streams.
+    /// Streams by handle, the GPUs' [default streams](Stream::default_of) too.
     pub(crate) streams: RefCell<LiteMap<u64, Rc<Stream>>>,
     pub(crate) events: RefCell<LiteMap<u64, Rc<Event>>>,
     pub(crate) graphs: RefCell<LiteMap<u64, Rc<Graph>>>,
@@ -68,9 +71,10 @@ pub(crate) struct Core {
     failure: RefCell<Option<CudaError>>,
     /// The deadlock report, while pending calls fail with it.
     deadlock: RefCell<Option<String>>,
-    /// The earliest deadline of a waiting client (host thread).
+    /// The earliest deadline of a waiting client (host thread), on the machine's clock.
     wake_at: Cell<Option<u64>>,
-    /// Whether an operation of a stream has made progress that only it sees.
+    /// Whether an operation of a stream has made progress without completing, so that the machine
+    /// is not idle.
     op_progressed: Cell<bool>,
 }
 
@@ -137,14 +141,14 @@ impl Core {
         self.shared.clock()
     }
 
-    /// Advances the clock by a call's duration, one microsecond.
+    /// Advances the clock by one microsecond, the duration of every call.
     pub(super) fn tick(&self) {
-        self.shared.advance(self.clock() + 1000);
+        self.shared.advance(self.clock().saturating_add(1000));
     }
 
     /// Returns a new handle, never reused.
     pub(crate) fn new_handle(&self) -> u64 {
-        // Handles are multiples of 64, like addresses of objects.
+        // All handles are multiples of 64, as if they were addresses of objects.
         self.next_handle.replace(self.next_handle.get() + 64)
     }
 
@@ -200,13 +204,28 @@ impl Core {
             }
             _ => CUresult::CUDA_ERROR_LAUNCH_FAILED,
         };
-        self.fail_with(CudaError::new(code, error.to_string()));
+        self.end_with(CudaError::new(code, error.to_string()), error);
+    }
+
+    /// Does the same as [`fail`](Self::fail) with the driver's error of a stream's operation, unless
+    /// the kernels have ended already.
+    pub(crate) fn fail_operation(&self, operation: impl fmt::Display, error: CudaError) {
+        if self.check().is_ok() {
+            let what = error.text.clone().unwrap_or_else(|| format!("{:?}", error.code));
+            self.end_with(error, Error::Operation { operation: operation.to_string(), what });
+        }
+    }
+
+    /// Ends all kernels and stream operations with `returned`, the error of later calls.
+    fn end_with(&self, returned: CudaError, error: Error) {
+        self.fail_with(returned);
         self.gpus.timeline.fail(&error.to_string());
         self.gpus.write_timeline();
         self.shared.record_failure(error);
     }
 
-    /// Does the same as [`fail`](Self::fail), with any driver error.
+    /// Does the same as [`fail`](Self::fail), with an error that
+    /// [`Machine::failure`](crate::Machine::failure) does not return.
     pub(crate) fn fail_with(&self, error: CudaError) {
         self.failure.borrow_mut().get_or_insert(error);
         self.gpus.reset();
@@ -254,7 +273,8 @@ impl Core {
         })
     }
 
-    /// Keeps an object alive until no kernel runs, since a waiting kernel may still poll it.
+    /// Keeps an object alive until no kernel runs, since a waiting kernel may still poll it. Drops
+    /// the object at once if none runs.
     pub(crate) fn defer_drop(&self, object: impl Any) {
         if self.gpus.has_grids() {
             self.deferred_drops.borrow_mut().push(Box::new(object));
@@ -262,12 +282,16 @@ impl Core {
     }
 
     /// Enqueues an operation on a stream, or adds it to the stream's capture.
-    pub(crate) fn enqueue(&self, stream: &Stream, op: Box<dyn StreamOp>) {
-        stream.push(self, op);
+    ///
+    /// # Errors
+    ///
+    /// The capture was invalidated.
+    pub(crate) fn enqueue(&self, stream: &Stream, op: Box<dyn StreamOp>) -> CudaResult<()> {
+        stream.push(self, op)
     }
 
     /// Returns the number of polls of a stream's copy between its read of the source and its write
-    /// of the target.
+    /// of the target: with weak memory a random number below 4, else 0.
     pub(crate) fn copy_delay(&self) -> usize {
         match self.simulation().weak && self.gpus.random() {
             true => self.gpus.choose(4),
@@ -283,7 +307,7 @@ impl Core {
     /// Polls the heads of all streams and steps the GPUs. `host_waits` says whether all host
     /// threads wait.
     pub(super) fn run_gpus(&self, host_waits: bool) -> Progress {
-        self.gpus.host_waits.set(host_waits);
+        self.gpus.host.waits.set(host_waits);
         self.streams.borrow_mut().retain(|_, stream| !stream.is_over());
         let streams: Vec<_> = self.streams.borrow().values().cloned().collect();
         let mut advanced = false;
@@ -291,12 +315,17 @@ impl Core {
             advanced |= stream.advance(self);
         }
         let op_progressed = self.op_progressed.take();
-        self.shared.advance(self.gpus.now());
+        if advanced || op_progressed {
+            self.gpus.host.progressed();
+        }
+        // Calls advance the machine's clock, and kernels that read the GPUs' clock advance that.
+        self.gpus.clock.set(self.gpus.now().max(self.clock()));
         let step = self.gpus.step();
         self.shared.advance(self.gpus.now());
         let printed = self.gpus.take_printed();
         if !printed.is_empty() {
-            print!("{printed}");
+            // A closed standard output is not the kernel's error.
+            let _ = std::io::stdout().write_all(printed.as_bytes());
         }
         if !self.gpus.has_grids() {
             drop(self.deferred_drops.take());
@@ -309,13 +338,16 @@ impl Core {
             _ if advanced => Progress::Streams,
             Step::Progress => Progress::Something,
             _ if op_progressed => Progress::Something,
-            // A spinning thread may stop after some iterations, so this is no deadlock; but
-            // deadlines of kernels and clients pass.
-            Step::Spinning if self.first_deadline().is_none() => Progress::Something,
+            // A spinning thread may stop after some iterations, so this is no deadlock: without a
+            // deadline the GPUs go on, and otherwise the clock advances to the first one.
+            Step::Spinning if self.first_deadline().is_none() && !self.gpus.host.may_resume() => {
+                Progress::Something
+            }
             Step::Idle | Step::Stuck | Step::Spinning => Progress::Nothing,
         }
     }
 
+    /// Returns the first deadline, of a kernel or a client.
     fn first_deadline(&self) -> Option<u64> {
         self.gpus.next_deadline().into_iter().chain(self.wake_at.get()).min()
     }
@@ -323,11 +355,20 @@ impl Core {
     /// Advances the clock to the first deadline; returns whether there is one.
     pub(super) fn advance_to_deadline(&self) -> bool {
         let first = self.first_deadline();
-        if let Some(time) = first {
-            self.shared.advance(time);
-            self.gpus.advance(time);
-        }
-        first.is_some()
+        first.inspect(|time| self.advance(*time)).is_some()
+    }
+
+    /// Lets a time pass in which nothing has happened on the machine.
+    pub(super) fn sleep(&self, time: Duration) {
+        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.advance(self.clock().saturating_add(nanoseconds));
+    }
+
+    /// Advances the clock to `time`, unless it is later already.
+    fn advance(&self, time: u64) {
+        self.shared.advance(time);
+        self.gpus.advance(time);
+        self.gpus.host.progressed();
     }
 
     /// Returns the handle of the function of a module that runs `body` on `gpu`.

@@ -11,7 +11,8 @@ use parking_lot::Mutex;
 /// A fault to inject into a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The name of the driver's or NCCL's function: `cuStreamCreate`, `ncclCommSplit`.
+    /// The name of the driver's or NCCL's function: `cuStreamCreate`, `ncclCommSplit`. Functions
+    /// that work without a machine, such as `cuInit` and `cuDriverGetVersion`, take no fault.
     pub function: &'static str,
     /// The GPU of the call's communicator, or else of the current context. `None`: any GPU.
     pub gpu: Option<usize>,
@@ -123,7 +124,7 @@ impl Faults {
         self.state.lock().entries.get(thread).copied().unwrap_or(0)
     }
 
-    /// Returns whether [`count_entry`](Self::count_entry) must be called.
+    /// Returns whether entries are counted: they are once calls are recorded.
     pub(super) fn counts_entries(&self) -> bool {
         self.state.lock().records.is_some()
     }

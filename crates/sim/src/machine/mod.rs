@@ -99,8 +99,8 @@ impl Machine {
         Ticket { shared, id, used: false }
     }
 
-    /// Attaches the calling thread to this machine until the thread ends. Idempotent. Faults of
-    /// threads take effect here.
+    /// Attaches the calling thread to this machine until the thread ends. Idempotent. Faults that
+    /// are injected into threads take effect here.
     ///
     /// # Panics
     ///
@@ -114,7 +114,7 @@ impl Machine {
         let name = Client::with(|client| shared.name_of(client.id()));
         match name.and_then(|name| shared.faults.count_entry(&name)) {
             None => {}
-            // This does not print a panic's message.
+            // No panic hook runs here, so that nothing is printed.
             Some(ThreadEffect::Die) => resume_unwind(Box::new("an injected fault".to_owned())),
             Some(ThreadEffect::Sleep(time)) => {
                 let end = self.now() + time;
@@ -155,7 +155,8 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// Returns a deadlock report: every thread waits, and no wait has a deadline.
+    /// Returns a deadlock report: every thread waits, and no wait has a deadline. A thread that is to
+    /// [`notify`](Self::notify) counts only if it is attached, or has a [`ticket`](Self::ticket).
     pub fn wait(&self, since: EventCount, deadline: Option<Duration>) -> Result<(), String> {
         self.enter();
         self.wait_until("a wait for an event", deadline, |core, _| core.event_count() != since)
@@ -208,7 +209,9 @@ impl Machine {
         has_happened: impl Fn(&Core, Option<usize>) -> bool,
     ) -> Result<(), String> {
         join(&self.inner.shared);
-        let deadline = deadline.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        // A deadline that exceeds the clock never comes.
+        let deadline = deadline.and_then(|time| u64::try_from(time.as_nanos()).ok());
+        let deadline = deadline.filter(|time| *time < u64::MAX);
         let waited = Client::with(|client| {
             let gpu = client.gpu.get();
             client.call(name, |core, _| {
@@ -226,8 +229,9 @@ impl Machine {
         waited.flatten().unwrap_or_else(|| Err("the simulated machine has ended".to_owned()))
     }
 
-    /// Wakes threads in [`wait`](Self::wait), after an event outside the machine. It also counts as
-    /// an [`exchange`](Self::exchange).
+    /// Wakes threads in [`wait`](Self::wait), after an event outside the machine. The machine does
+    /// not wait for the call of a thread that is not attached: a [`ticket`](Self::ticket) tells of
+    /// one. It also counts as an [`exchange`](Self::exchange).
     pub fn notify(&self) {
         self.exchange();
         self.inner.shared.notify();
@@ -247,7 +251,7 @@ impl Machine {
     }
 
     /// Lets the machine end, and free its memory, once no thread is attached to it, although
-    /// handles to it still exist. Later calls fail.
+    /// handles to it still exist. Calls after its end fail.
     pub fn end(&self) {
         MACHINES.lock().remove(&self.inner.shared.number);
         self.inner.shared.close();
@@ -276,9 +280,17 @@ impl Machine {
     fn query<R>(&self, query: impl Fn(&Core) -> R) -> Option<R> {
         let is_here = |client: &Client| Arc::ptr_eq(client.shared(), &self.inner.shared);
         let is_attached = Client::with(is_here).unwrap_or(false);
-        let _attached = (!is_attached).then(|| self.ticket("a query").attach());
-        let query = |core: &Core, _: &Call| Poll::Ready(query(core));
-        Client::with(|client| client.call("a query", query)).flatten()
+        let call = || {
+            let query = |core: &Core, _: &Call| Poll::Ready(query(core));
+            Client::with(|client| client.call("a query", query)).flatten()
+        };
+        if is_attached {
+            return call();
+        }
+        Client::aside(|| {
+            let _attached = self.ticket("a query").attach();
+            call()
+        })
     }
 
     /// Injects a fault into calls from now on. For tests.
@@ -313,7 +325,7 @@ impl Machine {
     /// return on a GPU.
     #[must_use]
     pub fn load_module(&self) -> CUmodule {
-        // No call of the machine: other threads get no turn.
+        // This is no call of the machine, so that no other thread gets a turn.
         static MODULES: AtomicU64 = AtomicU64::new(1);
         std::ptr::without_provenance_mut(MODULES.fetch_add(1, Ordering::Relaxed) as usize)
     }

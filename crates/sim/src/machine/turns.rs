@@ -13,6 +13,15 @@ use crate::timeline::{Row, Span};
 /// may query a stream in a loop.
 const MAX_SERVED: usize = 1000;
 
+/// The calls that change nothing that a kernel or another host thread may wait for.
+const QUERIES: [&str; 5] = [
+    "cuStreamQuery",
+    "cuStreamGetCaptureInfo",
+    "cuEventQuery",
+    "cuEventElapsedTime",
+    "ncclCommGetAsyncError",
+];
+
 /// Runs a machine until no thread uses it.
 pub(super) fn run(shared: &Arc<Shared>) {
     shared.processor.stay();
@@ -29,8 +38,8 @@ struct Turns {
     core: Core,
     /// Whether the order of turns is random, determined by the seed.
     random: bool,
-    /// Whether clients have their turns before the GPUs run, as with a list of choices: it is about
-    /// every kernel that the clients have launched.
+    /// Whether all clients have their turns before the GPUs run. With a list of choices they do, so
+    /// that each choice is among the threads of all kernels that the clients can launch by then.
     clients_first: bool,
     /// The client that had the last turn.
     last: Option<ClientId>,
@@ -72,15 +81,16 @@ impl Turns {
                 let now = self.core.gpus.timeline.now();
                 clients.iter().for_each(|client| _ = self.waiting.entry(client.id).or_insert(now));
             }
-            // A host thread that is back may have written what kernels poll.
-            if self.core.gpus.host_is_away.replace(!all) && all {
-                self.core.gpus.reset_idle();
+            // A host thread that has been outside the machine may have written what kernels poll.
+            if self.core.gpus.host.is_away.replace(!all) && all {
+                self.core.gpus.host.progressed();
                 self.core.gpus.recheck_waits();
             }
             for (id, event) in self.shared.take_events() {
                 self.core.memory.races.host_event(id, event);
             }
             self.order(&mut clients);
+            // The clients of a lagging rank: `all_blocked` serves them if nothing else can go on.
             let late = match self.core.gpus.late_rank().0 {
                 Some(rank) => clients.extract_if(.., |client| client.gpu == Some(rank)).collect(),
                 None => Vec::new(),
@@ -125,6 +135,9 @@ impl Turns {
             });
             if is_ready {
                 self.record(caller);
+                if !call.is_some_and(|call| QUERIES.contains(&call.name)) {
+                    self.core.gpus.host.progressed();
+                }
                 self.core.tick();
                 self.core.gpus.recheck_waits();
                 self.last = Some(*id);
@@ -161,10 +174,12 @@ impl Turns {
             Progress::Streams => self.shared.notify_streams(),
             _ if late_may_run && self.serve(late) => {}
             Progress::Something => {}
+            // On a GPU, time passes while a host thread is outside.
+            Progress::Nothing if !all => self.core.sleep(self.shared.wait_for_unscheduled()),
             Progress::Nothing if self.core.advance_to_deadline() => {}
-            Progress::Nothing if !all => self.shared.wait_for_unscheduled(),
+            Progress::Nothing if self.core.gpus.host.resume() => {}
             Progress::Nothing => {
-                // One client gets the report; the others then find that its rank is lost.
+                // One client gets the report. The others go on, and find that its rank is lost.
                 self.core.begin_deadlock();
                 let served = self.serve(clients) || self.serve(late);
                 self.core.end_deadlock();

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::{Allocation, GpuSet, Mapping, Memory, Owner, POISON, page_size};
 use crate::error::{Error, Result};
 
-/// The first canonical address of pages: above all addresses of a process.
+/// The first canonical address of pages: above all addresses of a process, which are below 2^56
+/// even with page tables of five levels.
 const CANONICAL: usize = 1 << 56;
 /// The number of bytes at the start of new memory that are poisoned. It is limited, since a program
 /// may allocate much more than it uses, and pages that are written take memory of the host.

@@ -10,7 +10,7 @@ use crate::error::Site;
 use crate::thread::{Block, Thread};
 
 /// A coop of a block: its kind (1 is lanes, 2 a span of warps, 3 the block), its first warp, and
-/// its lanes or its warps and id.
+/// the mask of its lanes, or the number of its warps and its id.
 type Key = (u8, u32, u32);
 
 /// The calls of a block's coops.

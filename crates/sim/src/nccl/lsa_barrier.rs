@@ -1,5 +1,5 @@
-//! The LSA barrier, with NCCL's algorithm and memory layout: a kernel's misuse fails as on a GPU.
-//! Only Init loads the epoch and only Destroy stores it.
+//! The LSA barrier, with NCCL's algorithm and memory layout, so that misuse has the effect that it
+//! has on a GPU. Only Init loads the epoch and only Destroy stores it.
 //!
 //! # Safety
 //!
@@ -61,7 +61,7 @@ pub(crate) unsafe fn gpus_of<'a>(comm: *const DevComm) -> &'a Rc<[u32]> {
 /// multimem of each barrier, then the epoch without multimem of each, then the inbox for multimem
 /// of each, and last an inbox per rank of each.
 pub(crate) fn barrier_words(n: usize, ranks: usize) -> usize {
-    3 * n + n * ranks
+    n.saturating_mul(ranks.saturating_add(3))
 }
 
 impl Session {
@@ -180,7 +180,7 @@ impl Session {
                     seen: 0,
                 };
                 waits::until(thread, until, acquire_half(order), what, None, at);
-                // The other threads' epochs are not used: the first thread also closes.
+                // The other threads' epochs are not used: the first one alone signals and closes.
                 self.epoch = target;
             }
             return coop.sync(thread, Some(self.call()), at);

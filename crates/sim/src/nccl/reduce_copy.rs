@@ -100,7 +100,7 @@ impl Work<'_> {
     /// `coop` is a coop.
     unsafe fn of<'a>(coop: *const CoopAny, call: CoopCall) -> Work<'a> {
         let (thread, at) = caller();
-        // SAFETY: the kernel passes a coop, a window and a team that it got or initialised.
+        // SAFETY: the kernel passes a coop that it initialised.
         let coop = Coop::of(unsafe { &*coop }, thread, at);
         divergence::call(thread, coop, call, at);
         let rank = coop_rank(coop, thread, at) as usize;
@@ -226,7 +226,7 @@ unsafe fn parts_of<T>(
     offset: usize,
     team: *const Team,
 ) -> (usize, impl Fn(usize) -> *mut T) {
-    // SAFETY: the kernel passes a coop, a window and a team that it got or initialised.
+    // SAFETY: the kernel passes a window that the host registered, and a team.
     let (view, team) = unsafe { (view(window), *team) };
     let part = move |i| view.lsa_address(offset, team.to_lsa(view.lsa_rank, i as i32)).cast();
     (team.n_ranks.max(0) as usize, part)

@@ -18,7 +18,7 @@ pub(super) fn group_of(engine: Engine) -> Option<usize> {
 }
 
 // The first numbers of the agents that are not threads: 1024 per kind, since a block has at most
-// 1024 threads. The `mbarrier`s of a block beyond 1024 share the last number.
+// 1024 threads. If a block has more than 1024 `mbarrier`s, the further ones share the last number.
 const BARRIERS: u16 = 1024;
 const BULK_READS: u16 = 2048;
 const BULK_WRITES: u16 = 3072;
@@ -250,7 +250,7 @@ impl Races {
         let is_known = by == me
             || (is_of_block && time <= thread.all)
             || thread.clock.seen.covers(by, time, places)
-            // A relaxed barrier of the cluster after a release also orders earlier accesses.
+            // After `fence.mbarrier_init`, a release, a relaxed barrier of the cluster is enough.
             || (barrier.is_fenced && thread.clock.has_passed(by, time, places));
         if !is_known {
             return Err(format!(

@@ -1,4 +1,5 @@
-//! Vector clocks: the accesses that a thread *knows*, as they happen before what it does next.
+//! Vector clocks: the accesses that a thread *knows*, as they happen before what it does next. An
+//! access has its agent's time, a number that grows; an agent is known up to a time.
 //!
 //! A clock per thread with an entry per thread would have billions of entries, so entries are
 //! compressed by what usually becomes known together:
@@ -16,7 +17,7 @@ use std::rc::Rc;
 
 use cuda_std::arch::Space;
 
-/// Identifies an operation, in order of creation; 0 is none.
+/// Identifies an operation. Operations are numbered from 1 in order of creation; 0 is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct OpId(pub(super) u32);
 
@@ -56,9 +57,9 @@ impl Agent {
 /// The known times of the agents of a block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct BlockView {
-    /// The time that is known of every thread.
+    /// The time up to which every thread is known.
     all: u32,
-    /// Later times of threads, and times of other agents, by number.
+    /// The later times up to which single threads are known, and those of other agents, by number.
     agents: Vec<(u16, u32)>,
 }
 
@@ -153,13 +154,13 @@ impl View {
         Some(&self.blocks[at].1)
     }
 
-    /// Returns whether `agent`'s time `time` is known.
+    /// Returns whether `agent` is known up to `time`.
     pub(super) fn covers(&self, agent: Agent, time: u32, places: &Places) -> bool {
         self.block(agent.key()).is_some_and(|block| block.covers(agent.number, time))
             || self.has_ended(agent.op, places)
     }
 
-    /// Returns the time known of all threads of `agent`'s block.
+    /// Returns the time up to which all threads of `agent`'s block are known.
     pub(super) fn all(&self, agent: Agent) -> u32 {
         self.block(agent.key()).map_or(0, |block| block.all)
     }
@@ -182,12 +183,12 @@ impl View {
         change(Rc::make_mut(&mut self.blocks[at].1));
     }
 
-    /// Adds that `agent`'s time `time` is known.
+    /// Adds that `agent` is known up to `time`.
     fn add(&mut self, agent: Agent, time: u32) {
         self.change_block(agent.key(), |block| block.add(agent.number, time));
     }
 
-    /// Adds that `time` is known of all threads of `agent`'s block.
+    /// Adds that all threads of `agent`'s block are known up to `time`.
     fn add_all(&mut self, agent: Agent, time: u32) {
         self.change_block(agent.key(), |block| {
             block.all = block.all.max(time);
@@ -283,7 +284,7 @@ pub(crate) struct Clock {
     /// The part of `seen` that is visible to all, which later posts pass on even if they release
     /// nothing: what precedes the start of a kernel, or a fence of the system's scope.
     pub(super) visible: Rc<View>,
-    /// The accesses that had ended although nothing makes them visible, as after a shuffle or a
+    /// The accesses that have ended although nothing makes them visible, as after a shuffle or a
     /// relaxed barrier: later writes do not disturb these reads and asynchronous operations.
     pub(super) passed: Rc<View>,
 }
@@ -366,26 +367,26 @@ impl Joins {
 }
 
 impl Clock {
-    /// Adds that `agent`'s time `time` is known.
+    /// Adds that `agent` is known up to `time`.
     pub(super) fn add(&mut self, agent: Agent, time: u32, places: &Places) {
         if !self.seen.covers(agent, time, places) {
             Rc::make_mut(&mut self.seen).add(agent, time);
         }
     }
 
-    /// Adds that `agent`'s time `time` had ended.
+    /// Adds that `agent`'s accesses up to `time` have ended.
     pub(super) fn add_passed(&mut self, agent: Agent, time: u32, places: &Places) {
         if !self.passed.covers(agent, time, places) {
             Rc::make_mut(&mut self.passed).add(agent, time);
         }
     }
 
-    /// Adds that `time` is known of all threads of `agent`'s block.
+    /// Adds that all threads of `agent`'s block are known up to `time`.
     pub(super) fn add_all(&mut self, agent: Agent, time: u32) {
         Rc::make_mut(&mut self.seen).add_all(agent, time);
     }
 
-    /// Returns whether `agent`'s time `time` had ended.
+    /// Returns whether `agent`'s accesses up to `time` have ended.
     pub(super) fn has_passed(&self, agent: Agent, time: u32, places: &Places) -> bool {
         self.passed.covers(agent, time, places) || self.seen.covers(agent, time, places)
     }

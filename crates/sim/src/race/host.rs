@@ -130,12 +130,12 @@ impl Races {
                 self.joins.join(&mut messages, &known);
                 self.thread_learns(id, &messages);
             }
-            // The thread may have waited for any other one, and any other one for it.
+            // The thread may have waited for any other thread, and any other thread for this one.
             HostEvent::Unseen => {
                 self.all_learn(&self.known_to(id));
                 self.thread_learns(id, &self.known_to_all());
             }
-            // Any other thread may join it.
+            // Any other thread may wait for this end (`JoinHandle::join`).
             HostEvent::End => {
                 let known = self.known_to(id);
                 self.hosts.threads.borrow_mut().remove(&id);

@@ -1,7 +1,7 @@
 //! A cache of the accesses that a thread has found to be ordered before its own.
 //!
 //! A tile has thousands of words, all written by the same copy. A thread's clock only grows, so
-//! what it has found of one word holds for the others, and later.
+//! what the thread has found for one word holds for the others too, and for later accesses.
 
 use std::cell::Cell;
 

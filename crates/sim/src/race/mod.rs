@@ -79,7 +79,7 @@ pub(crate) struct Races {
     hosts: Hosts,
     /// The stream operation that runs now.
     current: RefCell<Option<Run>>,
-    /// A counter that selects the access to a word to forget.
+    /// A counter that selects the access that a word forgets if it has too many.
     turn: Cell<usize>,
     /// The number of asynchronous copies so far, modulo [`TOLD_APART`](shadow::TOLD_APART).
     copies: Cell<u8>,
@@ -247,7 +247,7 @@ impl Races {
             }
         }
         if writes {
-            // Only atomic ones of the accesses that have passed the check may be unordered.
+            // What has passed the check is ordered before this write, unless both are atomic.
             let kept = |now: Stamp, before: Stamp| match now.stands_for(before) {
                 true if before.is_none() || now.is_weak() => NO_STAMP,
                 true if self.is_ordered(before, now, who) => NO_STAMP,
@@ -354,7 +354,7 @@ impl Races {
             // PTX has no such access: it is a fence, followed by an acquire or a release.
             self.fence(thread, Order::SeqCst, scope);
         }
-        // The others know only that the accesses before have ended.
+        // Others know that the accesses before this one have ended, so this one has a later time.
         thread.time += u32::from(std::mem::take(&mut thread.has_met));
         let (agent, time, is_async) = self.performer(thread, writes);
         if thread.engine == Engine::Bulk {

@@ -426,7 +426,7 @@ impl Races {
     ) -> Result<GridClock, Error> {
         let (op, mut start) = self.current(kernel);
         require_number(op)?;
-        // The start of a kernel orders all that is known before accesses of all kinds, by all.
+        // All that is known is before the kernel's accesses of all kinds, and visible to all.
         start.fence_all();
         // All that it knows has ended. `seen` names it by chains, so `passed` needs no blocks.
         let known = start.clone();

@@ -118,8 +118,8 @@ impl Stamp {
     }
 
     /// Returns whether what conflicts with `before`, an access of the same agent or one that is
-    /// ordered before this one, also conflicts with this one: it has the same bytes, and neither is
-    /// it an atomic access after a weak one, nor is its scope wider.
+    /// ordered before this one, also conflicts with this one: it has all bytes of `before`, and
+    /// neither is it an atomic access after a weak one, nor is its scope wider.
     #[inline]
     pub(super) fn stands_for(self, before: Self) -> bool {
         // A weak access has scope 0; wider scopes have larger numbers.

@@ -32,8 +32,8 @@ pub(super) const NO_WORD: usize = 0;
 /// whose value read-modify-writes have changed since.
 #[derive(Clone, Debug)]
 pub(super) struct Release {
-    /// The thread, one of several in a block whose releases are joined, or no agent of this GPU if
-    /// they are of several blocks.
+    /// The thread that has released. If releases are joined: one of the threads, if they are of one
+    /// block, or else no agent on this GPU.
     pub(super) from: Position,
     pub(super) scope: Scope,
     pub(super) clock: Clock,
@@ -44,7 +44,7 @@ pub(super) struct Release {
 pub(super) struct AtomicWord {
     pub(super) releases: Vec<Release>,
     /// The releases by the last thread that has released by the word. `releases` has them too, but
-    /// joined with those of other threads, and a later store of the thread passes on its own ones.
+    /// joined with those of other threads, and a later store of the thread passes on only its own.
     own: Vec<Release>,
     /// The network's reads that a counter has counted. A thread that reads the counter, with any
     /// order, knows them, since it overwrites their sources only after it has waited.
@@ -179,7 +179,7 @@ impl Races {
         }
         let found = words.entry(word).or_default();
         if releases(order) || !is_rmw {
-            // A later store by the thread that has released belongs to the pattern of its release.
+            // A later store by the thread that has released belongs to its release pattern (PTX).
             found.own.retain(|own| own.from == from && (is_rmw || !releases(order)));
         }
         if !is_rmw {
@@ -323,9 +323,14 @@ impl Races {
         }
     }
 
-    /// Records that a thread has waited for the previous kernel of its stream, which knows `clock`.
-    /// As at the start of a kernel, that is visible to all, so each of the thread's atomic stores
-    /// releases it.
+    /// Orders a thread after what another one knows.
+    pub(crate) fn learn_from(&self, thread: &RefCell<ThreadClock>, other: &RefCell<ThreadClock>) {
+        self.learn(&mut thread.borrow_mut(), &other.borrow().clock);
+    }
+
+    /// Records that a thread has waited for the previous kernel of its stream, after whose end
+    /// `clock` is known. As at the start of a kernel, all of that is visible to all, so each of the
+    /// thread's atomic stores releases it.
     pub(crate) fn learn_end(&self, thread: &mut ThreadClock, clock: &Clock) {
         self.learn(thread, clock);
         if self.on {

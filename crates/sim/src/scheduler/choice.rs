@@ -21,7 +21,7 @@ pub(crate) enum Chooser {
 pub(crate) struct List {
     planned: Vec<u32>,
     made: Vec<Choice>,
-    /// The first planned choice that was not possible.
+    /// The number of the first planned choice that was not possible.
     impossible: Option<usize>,
 }
 

@@ -16,8 +16,8 @@ const STUCK_PASSES: u32 = 2;
 /// The state of an unfair schedule.
 pub(super) struct Lagging {
     what: Lag,
-    /// The late rank, and numbers that give the late block, warp and thread, since grids and blocks
-    /// have different sizes.
+    /// The late rank, and numbers whose remainders are the late block of each grid and the late
+    /// thread of each block, since grids and blocks have different sizes.
     gpu: usize,
     block: u32,
     thread: u32,
@@ -83,7 +83,7 @@ impl Scheduler {
     /// Lets the late threads run before a pass, if nothing else can make progress.
     pub(super) fn release_late(&mut self, gpus: &Gpus) {
         let Some(lagging) = &mut self.lagging else { return };
-        lagging.late_may_run = lagging.is_stuck() && gpus.host_waits.get();
+        lagging.late_may_run = lagging.is_stuck() && gpus.host.waits.get();
         if lagging.late_may_run {
             for at in lagging.waiting.drain(..) {
                 if let Some(block) = &self.blocks[at.slot as usize] {

@@ -158,7 +158,7 @@ impl Block {
 impl Thread {
     /// Returns what the thread waits for and where, unless it has ended.
     fn waiting(&self) -> Option<(Waiting, Option<Site>)> {
-        let named = self.state.named.get().filter(|_| self.waits.get());
+        let named = self.state.named.get().filter(|_| self.in_named_wait.get());
         Some(match self.wait.get() {
             Wait::Exited | Wait::Done => return None,
             Wait::Ready | Wait::Spin { .. } | Wait::Network if named.is_some() => {
@@ -175,7 +175,7 @@ impl Thread {
                 (self.waits_for_phase(barrier, parity), Some(at))
             }
             Wait::Registers { count, at } => (registers::waiting(self, count), Some(at)),
-            Wait::Cluster { at } => (Waiting::Cluster, Some(at)),
+            Wait::Cluster { at, .. } => (Waiting::Cluster, Some(at)),
             Wait::Warp { coop_call: Some(call), at, .. } => {
                 (Waiting::Coop { call: call.to_string() }, Some(at))
             }

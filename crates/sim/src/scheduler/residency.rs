@@ -46,8 +46,9 @@ impl SmResources {
     /// Returns what a block needs: whole warps, its dynamic shared memory, and the 1 KiB that CUDA
     /// reserves. (Its static shared memory is not known before it runs.)
     fn of_block(threads: u32, dynamic_shared: usize) -> Self {
-        let threads = threads.max(1).next_multiple_of(WARP);
-        Self { threads, blocks: 1, shared: dynamic_shared + (1 << 10) }
+        // No multiprocessor has as many threads as the largest multiple of a warp.
+        let threads = threads.max(1).checked_next_multiple_of(WARP).unwrap_or(u32::MAX);
+        Self { threads, blocks: 1, shared: dynamic_shared.saturating_add(1 << 10) }
     }
 
     /// Returns the number of `block`s that fit.
@@ -90,7 +91,8 @@ impl Gpu {
     /// Assigns a block to one of `all` multiprocessors, round robin like a GPU, and returns the
     /// multiprocessor's index.
     fn place(&mut self, all: u32, block: SmResources) -> Option<usize> {
-        // An unused multiprocessor holds any block that `check` accepts.
+        // An unused multiprocessor holds any block that `check` accepts: at most 1024 threads and,
+        // with the memory that CUDA reserves, 228 KiB.
         if self.free.len() < all as usize {
             self.free.push(self.whole);
             self.next = self.free.len() - 1;
@@ -105,7 +107,7 @@ impl Gpu {
     /// Assigns `n` blocks, if all fit.
     fn place_all(&mut self, all: u32, block: SmResources, n: u32) -> Option<Vec<usize>> {
         let fit = self.holds(all, block) >= n;
-        // Then each of them finds a place.
+        // All of them are placed if they fit, since they have equal sizes.
         fit.then(|| (0..n).filter_map(|_| self.place(all, block)).collect())
     }
 
@@ -418,7 +420,7 @@ impl Thread {
         self.tid.set(tid);
         self.wait.set(Wait::Ready);
         self.updating.set(false);
-        self.waits.set(false);
+        self.in_named_wait.set(false);
         self.unwinding.set(false);
         self.coop_call.set(None);
         self.returned.set(false);

@@ -30,8 +30,8 @@ pub(super) struct Steps {
     aside: VecDeque<ThreadAt>,
     /// Threads that give way to all others.
     tired: Vec<ThreadAt>,
-    /// The threads of running blocks, by slot. (Not in `Thread`, whose size counts for the other
-    /// schedules' speed.)
+    /// The state of the threads of running blocks, by slot. (It is not in `Thread`, whose size
+    /// matters to the speed of the other schedules.)
     blocks: Vec<Vec<State>>,
     /// The number of steps and events so far that changed something.
     changes: u64,
@@ -45,7 +45,7 @@ pub(super) struct Steps {
 /// The state of a thread.
 #[derive(Clone, Copy, Default)]
 struct State {
-    /// The polls in vain since a change, and the change's number.
+    /// The number of polls in vain since the change with number `since`.
     polls: u32,
     since: u64,
     /// Number of steps.
@@ -64,8 +64,8 @@ enum Ready {
 
 /// The priorities of *probabilistic concurrency testing*.
 struct Pct {
-    /// The threads that can run: the priority of the warp, a random order within the warp. A
-    /// warp's priority may be lower by now.
+    /// The threads that can run, each with its warp's priority when it was added, which may be
+    /// lower now, and a random number that orders the warp's threads.
     threads: BinaryHeap<(u64, Reverse<u32>, ThreadAt)>,
     /// The warps' priorities, by slot of the block.
     priorities: Vec<Vec<u64>>,
@@ -218,14 +218,14 @@ impl Scheduler {
 
     fn run_some(&mut self, gpus: &Gpus, steps: &mut Steps) -> Result<()> {
         self.collect(gpus, steps);
-        if gpus.idle.get() == 0 {
+        if gpus.idle_polls.get() == 0 {
             // The host, the network or another thread's end has changed something.
             steps.changes += 1;
             self.take_back(steps);
         }
-        // A change by a step sets it to 0, and is seen by that.
-        gpus.idle.set(gpus.idle.get().max(1));
-        // With a list it is one step, since the streams and the host may go on after each step.
+        // A step that changes something sets it to 0, from which `run` sees the change.
+        gpus.idle_polls.set(gpus.idle_polls.get().max(1));
+        // With a list only one step runs, since the streams and the host may go on after each step.
         let most = self.chooser.length().unwrap_or(1);
         for _ in 0..most {
             match self.next(gpus, steps) {
@@ -240,7 +240,7 @@ impl Scheduler {
             }
             self.chooser.check()?;
         }
-        self.check_limits(gpus)
+        Ok(())
     }
 
     /// Adds the threads that became ready.
@@ -319,7 +319,7 @@ impl Scheduler {
         let begins = thread.begins();
         let polled = self.run(gpus, &block, thread);
         self.check_failure(gpus)?;
-        gpus.idle.set(gpus.idle.get().max(1));
+        gpus.idle_polls.set(gpus.idle_polls.get().max(1));
         let changes = steps.changes;
         let state = steps.state(at, block.size);
         if begins {
@@ -354,7 +354,8 @@ impl Scheduler {
         self.collect(gpus, steps);
         if changed {
             steps.changes += 1;
-            // Many threads are not taken back after each change, since each of them would poll.
+            // Each thread that is taken back polls. Many threads are taken back only after several
+            // changes, so that not all steps are polls; but with a list after each change.
             let many = if steps.is_list() { 0 } else { steps.aside.len() as u64 / 4 };
             if steps.changes - steps.taken_back > many {
                 self.take_back(steps);

@@ -53,10 +53,10 @@ impl Scheduler {
         }
     }
 
-    /// Returns whether the pass did more than poll. `idle` is [`Gpus::idle`] before the pass.
+    /// Returns whether the pass did more than poll. `idle` is [`Gpus::idle_polls`] before the pass.
     pub(super) fn progressed(&self, gpus: &Gpus, idle: u64) -> bool {
         let PassStats { waits, spins, other } = self.pass;
-        let changed = gpus.idle.get() != idle + waits + spins || !self.changed.is_empty();
+        let changed = gpus.idle_polls.get() != idle + waits + spins || !self.changed.is_empty();
         other || changed || !gpus.network.is_idle() || !gpus.copies.is_idle()
     }
 
@@ -71,7 +71,7 @@ impl Scheduler {
             // A spinning thread may stop after some iterations: a timeout is still possible, a
             // deadlock report is not.
             let least = IDLE_TIMEOUT.max(POLLS_PER_THREAD * self.live as u64);
-            let long = gpus.idle.get() > least;
+            let long = gpus.idle_polls.get() > least;
             return if long { Step::Spinning } else { Step::Progress };
         }
         if self.idle_passes == 0 {
@@ -107,7 +107,8 @@ impl Scheduler {
         let deadline = |thread: &Thread| {
             let parked = matches!(thread.wait.get(), Wait::Network);
             let polls = matches!(thread.wait.get(), Wait::Spin { .. } | Wait::Ready);
-            let waits = thread.waits.get() && (parked || polls) && !thread.state.timed_out.get();
+            let waits =
+                thread.in_named_wait.get() && (parked || polls) && !thread.state.timed_out.get();
             thread.state.named.get().filter(|_| waits).and_then(|named| named.deadline)
         };
         let timed = self.threads().filter_map(|thread| Some((deadline(thread)?, thread)));

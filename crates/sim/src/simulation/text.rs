@@ -59,7 +59,8 @@ impl fmt::Display for Simulation {
         let differs = self.preempt != self.schedule.is_by_step();
         set("preempt", &u8::from(self.preempt), differs)?;
         set("watch", &0, !self.watch)?;
-        set("races", &0, !self.races && self.watch)?;
+        // A schedule with preemption implies `watch`, but not `races`.
+        set("races", &0, !self.races && (self.watch || self.preempt))?;
         set("weak", &1, self.weak)?;
         set("flush", &1, self.flush)?;
         let timeline = self.timeline.as_ref().map(|path| path.display().to_string());
@@ -231,6 +232,10 @@ mod tests {
         ] {
             assert_eq!(text.parse::<Simulation>().unwrap().to_string(), text);
         }
+        // Preemption implies `watch`, but not the detection of races.
+        let preempted = Simulation::new(2).races(false).watch(false).preempt(true);
+        let parsed = preempted.to_string().parse::<Simulation>().unwrap();
+        assert_eq!(parsed.checked().unwrap(), preempted.checked().unwrap());
         // What pct and lag imply is in the text too.
         let implied = "2,lag=warp".parse::<Simulation>().unwrap();
         assert_eq!(implied.to_string(), "2,seed=0,lag=warp");

@@ -1,5 +1,5 @@
-//! Writes a timeline as a Chrome trace, which Perfetto and `chrome://tracing` open. A process is a
-//! rank, a thread a row, a microsecond a round.
+//! Writes a timeline as a Chrome trace, which Perfetto and `chrome://tracing` open. Its processes
+//! are ranks, its threads are rows, and its microseconds are rounds.
 
 use std::fmt::{self, Write};
 
@@ -40,7 +40,7 @@ fn arguments(at: Option<Site>) -> String {
 /// Returns the trace as JSON.
 pub(super) fn trace(record: &Record) -> String {
     let rows = record.rows();
-    // A row without a number is one whose spans were left out.
+    // A row that is not found is one whose spans were left out; what refers to it goes to row 0.
     let number = |rank: usize, row: &Row| {
         rows.binary_search_by(|(other, name)| (other, name).cmp(&(&rank, row))).unwrap_or(0)
     };

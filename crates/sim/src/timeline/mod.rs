@@ -1,6 +1,6 @@
 //! The timeline of a run: what ran, waited and sent, when.
 //!
-//! Its time is counted in rounds of the GPUs: in one, every ready block runs for a turn and the
+//! Its time is counted in rounds of the GPUs: in a round every ready block runs for a turn and the
 //! network delivers, or an operation of a stream ends. It shows order and overlap, not a GPU's
 //! durations, and is the same for the same settings.
 
@@ -148,8 +148,8 @@ impl Timeline {
         self.record.borrow_mut().failure.get_or_insert_with(|| (now, error.to_owned()));
     }
 
-    /// Writes the timeline so far, and what goes on: a picture if the file's name ends in `.svg`,
-    /// otherwise a Chrome trace.
+    /// Writes the timeline so far, with the spans that are still going on: a picture if the file's
+    /// name ends in `.svg`, otherwise a Chrome trace.
     pub(crate) fn write(&self, going_on: Vec<Span>) {
         let Some(path) = &self.path else { return };
         let mut record = self.record.borrow_mut();
@@ -160,7 +160,8 @@ impl Timeline {
             false => chrome::trace(&record),
         };
         record.spans.truncate(ended);
-        // The file is replaced at once, since the program may read what an earlier failure wrote.
+        // A rename replaces the file as a whole: the program may be reading what an earlier failure
+        // wrote.
         let partial = path.with_added_extension("partial");
         let written = fs::write(&partial, text).and_then(|()| fs::rename(&partial, path));
         if let Err(error) = written {

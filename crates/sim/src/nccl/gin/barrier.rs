@@ -97,8 +97,8 @@ impl Session {
         let (coop, rank) = unsafe { call.coop(&raw const self.coop) };
         let (size, ranks) = (coop.size(thread), self.team.n_ranks as u32);
         call.sync(coop, NAME);
-        // No flush is needed first, since PROXY's signals can be strong. With a fence of puts, a
-        // rank also signals itself.
+        // NCCL flushes first only with back ends that have no strong signals: PROXY has them. With
+        // a fence of puts, a rank also signals itself, since it may have put to itself.
         let signals = if fence & FENCE_PUT != 0 { ranks } else { ranks - 1 };
         let contexts = if self.all_contexts { call.gin.contexts } else { 1 };
         // The pairs of a context and a peer that this thread handles.

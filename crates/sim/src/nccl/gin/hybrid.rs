@@ -66,7 +66,8 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn sync(
         let comm = &*session.lsa.comm;
         (session, comm)
     };
-    // Only with a RAIL connection is the stride the size of the LSA team.
+    // NCCL takes the LSA and the rail barrier if there are no puts to fence, or if GIN connects
+    // only rails: then the stride of connected ranks is the size of the LSA team.
     if fence & barrier::FENCE_PUT != 0 && comm.gin_context_stride != comm.lsa_size as u32 {
         let does = match comm.gin_context_stride {
             1 => "does nothing here",
@@ -80,6 +81,8 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn sync(
         thread.misuse(at, what);
     }
     let coop = Coop::of(&session.lsa.coop, thread, at);
+    // NCCL passes only the release half to the first one and the acquire half to the second one.
+    // Here each has the whole order, which is what NCCL promises of the barrier.
     session.lsa.arrive(thread, coop, order, at);
     session.lsa.wait(thread, coop, order, at);
     session.rail.sync(thread, at, order, fence);

@@ -200,7 +200,7 @@ impl Queue {
             let known = match strong {
                 true => races.after(&operation.known, sequence, *number),
                 false => {
-                    // Number 0 minus 1 stands for no operation.
+                    // If nothing was flushed, 0 minus 1 stands for no operation.
                     let flushed = races.after(&operation.known, sequence, flushed.wrapping_sub(1));
                     races.after_op(&flushed, op)
                 }
@@ -210,8 +210,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Returns the indices of the sent operations, of which there is one, that may be delivered
-    /// now: the first one, and the first one with a signal if that signal is weak.
+    /// Returns the indices of the sent operations, at least one, that may be delivered now: the
+    /// first operation, and the first one with a signal if that signal is weak.
     fn deliverable(&self) -> Vec<usize> {
         let unsignaled = self.sent.iter().take_while(|f| f.operation.signal.is_none()).count();
         let overtakes = self.sent.get(unsignaled).is_some_and(|flight| {
@@ -275,7 +275,7 @@ impl InFlight {
 }
 
 impl Poster {
-    /// Returns whether the other operation was posted by the same block at the same place.
+    /// Returns whether the other operation was posted by the same block at the same line.
     fn is_like(&self, other: &Self) -> bool {
         let key = |poster: &Self| (poster.grid, poster.thread.block, poster.at);
         key(self) == key(other)
@@ -337,7 +337,7 @@ impl Network {
         if queue.is_empty() {
             self.busy.borrow_mut().push(key);
         }
-        // A counter tells when a put's source has been read.
+        // A put with a counter needs no flush: the counter tells when its source has been read.
         let local = match operation.transfer {
             Transfer::Put { from, .. } => Some((false, from.addr())),
             Transfer::Get { to, .. } => Some((true, to.addr())),

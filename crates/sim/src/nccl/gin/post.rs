@@ -213,7 +213,7 @@ impl Call<'_> {
         name: &'static str,
         body: impl FnOnce(),
     ) {
-        // SAFETY: the kernel passes a coop, a team and windows that it got or initialised.
+        // SAFETY: the kernel passes a coop that it initialised.
         let (coop, rank) = unsafe { self.coop(coop) };
         self.sync(coop, name);
         if rank == 0 {
@@ -228,9 +228,9 @@ impl Call<'_> {
     ///
     /// The contract is that of [`add`](Self::add); `team` is a team.
     unsafe fn signal_peer(&self, team: *const Team, peer: i32, signal: Signal) {
-        // SAFETY: the kernel passes a coop, a team and windows that it got or initialised.
+        // SAFETY: the kernel passes a team.
         let peer = self.peer(unsafe { *team }, peer);
-        // SAFETY: the kernel passes a coop, a team and windows that it got or initialised.
+        // SAFETY: a window in `signal` is one that the host registered.
         let signal = unsafe { self.add(signal, peer) };
         if signal.is_some() {
             self.post(peer, Transfer::Nothing, signal, None);

@@ -73,8 +73,8 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn wait_follow(
         let (coop, rank) = call.coop(coop);
         call.sync(coop, NAME);
         let old = shadow.read_volatile();
-        // All threads read the old value before thread 0 writes the new one. NCCL relies on its
-        // threads' timing.
+        // All threads read the old value before thread 0 writes the new one. NCCL has no barrier
+        // here, and relies on its threads' timing.
         call.sync(coop, NAME);
         if rank == 0 {
             let word = call.wait_here(signal, old.wrapping_add(least_delta), bits, ord);

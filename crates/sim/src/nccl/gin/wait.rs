@@ -88,7 +88,7 @@ impl Call<'_> {
         self.wait(self.all_of(self.queue(peer), true), order, what, None);
     }
 
-    /// Flushes this context; the coop's threads share the peers. The parameters are those of
+    /// Flushes this context; the coop's threads share the peers. `gets` and `timeout` are those of
     /// [`flush_share`](Self::flush_share).
     ///
     /// # Safety
@@ -102,7 +102,7 @@ impl Call<'_> {
         timeout: Option<u64>,
     ) -> i32 {
         const NAME: &str = "a flush";
-        // SAFETY: the kernel passes a coop and a context that it initialised.
+        // SAFETY: the kernel passes a coop that it initialised.
         let (coop, rank) = unsafe { self.coop(coop) };
         self.sync(coop, NAME);
         let result = self.flush_share((rank, coop.size(self.thread)), order, gets, timeout);
@@ -126,7 +126,7 @@ impl Call<'_> {
     ) -> i32 {
         let mut result = SUCCESS;
         let bits = self.bits(bits);
-        // SAFETY: the kernel passes a coop and a context that it initialised.
+        // SAFETY: the kernel passes a coop that it initialised.
         unsafe {
             self.once(coop, name, || {
                 let until = Until::Reached { word, least: what.wanted, bits };
@@ -215,7 +215,7 @@ macro_rules! waits {
             $($arg: $type,)*
             timeout: u64,
         ) -> i32 {
-            // SAFETY: the kernel passes a coop and a context that it initialised.
+            // SAFETY: the kernel passes a handle, a coop, and valid pointers.
             unsafe {
                 let ($call, $timeout) = (Call::on(net), Some(timeout));
                 $wait
