@@ -57,7 +57,7 @@
 //!
 //! * any thread may use what a rank creates: each call makes the rank's CUDA context current, NCCL
 //!   is called for one thread at a time per communicator, and a thread closes an object only if
-//!   neither the GPU uses it nor a call of another thread that has begun ([`Context`] says more);
+//!   neither the GPU nor a call in progress on another thread uses it ([`Context`] says more);
 //! * memory, windows, device communicators, graphs and modules are freed only when this rank's
 //!   streams are idle. If the streams cannot become idle, because a rank is lost or a deadline was
 //!   missed, these resources are kept until the process ends;

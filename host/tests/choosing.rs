@@ -3,7 +3,9 @@
 
 use std::process::Command;
 
-use devcomm_host::{Error, Library, MultiGpu, ReduceOp, Simulation, World, visible_gpus};
+use devcomm_host::{
+    Error, GinLoopback, Library, MultiGpu, ReduceOp, Simulation, World, visible_gpus,
+};
 
 /// Returns whether this process has the environment variables. If not, runs the test in a child
 /// process that has them.
@@ -67,6 +69,21 @@ fn a_variable_that_makes_no_sense_is_an_error_wherever_a_machine_is_asked_for() 
 }
 
 #[test]
+fn an_lsa_team_size_that_comes_after_the_machine_is_made_is_an_error() {
+    let variable = &[("DEVCOMM_SIMULATE", "4")];
+    if runs_with("an_lsa_team_size_that_comes_after_the_machine_is_made_is_an_error", variable) {
+        assert_eq!(visible_gpus().unwrap(), 4);
+        let world = |team| {
+            let loopback = GinLoopback::new().lsa_team_size(team);
+            World::builder().gin_loopback(loopback).from_env().map(drop)
+        };
+        let words = ["DEVCOMM_SIMULATE=\"4\"", "LSA teams of 4", "lsa_team_size(2)"];
+        assert_error_with(world(2), &words);
+        world(4).unwrap();
+    }
+}
+
+#[test]
 fn a_setting_that_makes_no_sense_is_an_error_though_simulated_gpus_do_not_use_it() {
     const TEST: &str =
         "a_setting_that_makes_no_sense_is_an_error_though_simulated_gpus_do_not_use_it";
@@ -77,8 +94,9 @@ fn a_setting_that_makes_no_sense_is_an_error_though_simulated_gpus_do_not_use_it
         ("DEVCOMM_JIT", "yes"),
         ("DEVCOMM_LOG", "devcomm_host=loud"),
     ];
-    // In a child process, the one that is set.
-    if let Some((name, value)) = settings.iter().find(|(name, _)| std::env::var(name).is_ok()) {
+    // A child process has one of the settings, and checks its error.
+    let is_set = |name, value| std::env::var(name).is_ok_and(|set| set == value);
+    if let Some((name, value)) = settings.iter().find(|(name, value)| is_set(*name, *value)) {
         let words = [*name, *value];
         assert_error_with(World::simulated(2).map(drop), &words);
         assert_error_with(
@@ -103,7 +121,7 @@ fn with_the_variable_a_program_finds_simulated_gpus_in_and_outside_of_worlds() {
         return;
     }
     assert_eq!(visible_gpus().unwrap(), 3);
-    // On this thread, outside of the worlds below.
+    // This thread uses these GPUs itself, outside of the worlds below.
     let gpus = MultiGpu::all(&Library::open(None).unwrap()).unwrap();
     let sum = |values: [f32; 3]| {
         let buffer = |(comm, value): (&devcomm_host::Communicator, f32)| {

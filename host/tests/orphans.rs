@@ -25,12 +25,14 @@ fn eventually<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
 /// Returns whether a process exists and is not a zombie (in a container there may be no reaper).
 fn is_alive(id: &str) -> bool {
     let status = std::fs::read_to_string(Path::new("/proc").join(id).join("stat"));
+    // The state, Z for a zombie, follows the program's name, which is in parentheses.
     status.is_ok_and(|status| !status.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
 }
 
 #[test]
 fn ranks_die_with_a_launcher_that_is_killed() {
     if let Some(folder) = std::env::var_os(FOLDER) {
+        // The ranks ignore the signals by which a launcher ends them.
         let script = r#"trap '' TERM INT HUP
             echo $$ > "$OUT/$RANK.part"; mv "$OUT/$RANK.part" "$OUT/$RANK"; exec sleep 600"#;
         let job = LocalJob::new(RANKS).unwrap().program("/bin/sh").args(["-c", script]);

@@ -2,13 +2,14 @@
 //! to the whole process.
 
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use devcomm_host::{Error, LocalJob, ReduceOp, World, WorldError};
 
-/// Signals that end a job end all jobs of this process.
+/// A lock that each test with a job holds: a signal to this process ends all of its jobs.
 static ONE_JOB: Mutex<()> = Mutex::new(());
 
 /// Runs a job whose ranks ignore signals, and whose rank 0 signals the launcher once both ranks
@@ -75,6 +76,53 @@ fn sigusr1_to_a_launcher_does_not_end_ranks_without_a_handler() {
     job.env("LAUNCHER", std::process::id().to_string()).run().unwrap();
 }
 
+/// Runs the test `name` again in a process of its own, which a shell starts after `first`.
+fn in_child(first: &str, name: &str) {
+    let own = std::env::current_exe().unwrap();
+    let script = format!("{first}; exec \"$0\" --exact {name} --nocapture");
+    let ran = Command::new("/bin/sh").arg("-c").arg(script).arg(own).env(CHILD, "1").status();
+    assert!(ran.unwrap().success());
+}
+
+/// Runs a job whose rank sends this signal to its launcher and ends.
+fn job_that_sends(signal: &str) -> Result<(), Error> {
+    let script = r#"kill -$SIGNAL $LAUNCHER; sleep 0.3"#;
+    let job = LocalJob::new(1).unwrap().program("/bin/sh").args(["-c", script]);
+    job.env("SIGNAL", signal).env("LAUNCHER", std::process::id().to_string()).run()
+}
+
+#[test]
+fn a_signal_that_the_launcher_ignores_does_not_end_its_job() {
+    let name = "a_signal_that_the_launcher_ignores_does_not_end_its_job";
+    if std::env::var_os(CHILD).is_none() {
+        return in_child("trap '' HUP", name);
+    }
+    job_that_sends("HUP").unwrap();
+    let ended = job_that_sends("TERM").unwrap_err();
+    assert!(matches!(ended, Error::World(WorldError::Interrupted { signal: "SIGTERM" })));
+}
+
+#[test]
+fn a_programs_own_handler_of_a_signal_decides_before_and_after_a_job() {
+    let name = "a_programs_own_handler_of_a_signal_decides_before_and_after_a_job";
+    if std::env::var_os(CHILD).is_none() {
+        return in_child(":", name);
+    }
+    let comes = std::sync::Arc::new(AtomicUsize::new(0));
+    // SAFETY: the handler changes an atomic variable only.
+    unsafe {
+        let comes = comes.clone();
+        let count = move || {
+            comes.fetch_add(1, Ordering::SeqCst);
+        };
+        signal_hook::low_level::register(signal_hook::consts::SIGTERM, count).unwrap();
+    }
+    assert!(job_that_sends("TERM").is_err());
+    // The default action would end this process.
+    signal_hook::low_level::raise(signal_hook::consts::SIGTERM).unwrap();
+    assert_eq!(comes.load(Ordering::SeqCst), 2);
+}
+
 /// Set in the process of [`sigusr1_makes_ranks_print_what_they_do`] that has ranks.
 const CHILD: &str = "DEVCOMM_TEST_CHILD";
 
@@ -88,6 +136,7 @@ fn ask() {
         if rank.rank() == 1 {
             // SAFETY: the signal has a handler.
             unsafe { libc::raise(libc::SIGUSR1) };
+            // Rank 0 waits in the barrier while another thread prints.
             std::thread::sleep(Duration::from_secs(1));
         }
         rank.barrier()

@@ -28,12 +28,13 @@ fn every_rank_has_a_gpu_of_its_own_and_knows_that_it_is_simulated() {
     assert!(ranks.iter().enumerate().all(|(n, rank)| (rank.0, rank.1) == (n, n)), "{ranks:?}");
 }
 
-/// Returns this process's sockets of networks. Worlds of other tests, which handle a signal by
-/// others, may run at the same time.
+/// Returns this process's TCP and UDP sockets. It has Unix sockets too if another test runs a world
+/// at the same time, which handles SIGUSR1 by a pair of them.
 fn sockets() -> BTreeSet<String> {
     let tables = ["tcp", "tcp6", "udp", "udp6"].map(|name| format!("/proc/self/net/{name}"));
     let tables = tables.map(|path| std::fs::read_to_string(path).unwrap_or_default());
     let lines = tables.iter().flat_map(|table| table.lines());
+    // The tenth column of a table is the socket's inode, which is in the link of its descriptor.
     let inode = |line: &str| Some(format!("socket:[{}]", line.split_whitespace().nth(9)?));
     let of_networks: BTreeSet<String> = lines.filter_map(inode).collect();
     let open = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());

@@ -122,21 +122,30 @@ fn stop(handle: &Handle) {
 }
 
 /// Waits for an abort in progress, with a limit: running kernels, undestroyed CUDA graphs and calls
-/// that do not return block it.
-pub(super) fn wait_for_abort(handle: &Handle) -> Result<()> {
-    let over = handle.aborting().wait(Some(ABORT_LIMIT), |aborting| {
-        Ok(match aborting {
-            Aborting::No => Some(Ok(())),
-            Aborting::Running | Aborting::Late => None,
-            Aborting::Over(result) => Some(std::mem::replace(result, Ok(()))),
-        })
-    });
-    over.inspect_err(|_| {
-        let mut aborting = handle.aborting().lock();
-        if let Aborting::Running = *aborting {
-            *aborting = Aborting::Late;
+/// that do not return block it. If another thread has begun it and could not start a thread for it,
+/// this one starts it.
+pub(super) fn wait_for_abort(handle: &Arc<Handle>) -> Result<()> {
+    loop {
+        let over = handle.aborting().wait(Some(ABORT_LIMIT), |aborting| {
+            Ok(match aborting {
+                Aborting::No => Some(None),
+                Aborting::Running | Aborting::Late => None,
+                Aborting::Over(result) => Some(Some(std::mem::replace(result, Ok(())))),
+            })
+        });
+        let over = over.inspect_err(|_| {
+            let mut aborting = handle.aborting().lock();
+            if let Aborting::Running = *aborting {
+                *aborting = Aborting::Late;
+            }
+        });
+        match over? {
+            Some(result) => return result,
+            None if handle.is_aborted() => start_abort(handle)?,
+            // It has ended without an abort.
+            None => return Ok(()),
         }
-    })?
+    }
 }
 
 /// Aborts, and waits at most [`ABORT_LIMIT`].

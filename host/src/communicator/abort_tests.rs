@@ -49,6 +49,23 @@ fn a_communicator_is_not_freed_between_the_check_and_the_call_of_a_thread() {
 }
 
 #[test]
+fn a_thread_that_waits_for_an_abort_which_cannot_start_aborts_itself() {
+    let machine = Machine::simulate(&Simulation::new(1), None).unwrap();
+    let _entered = machine.enter_if_outside();
+    let comm = single_rank(&machine, &CommConfig::new());
+    let (handle, waits) = (comm.handle(), comm.abort_handle());
+    assert!(handle.begin_abort());
+    let waiter = machine.spawn("waiter", move || waits.abort()).unwrap();
+    let time = machine.poll(Wakes::Anything, Some(ABORT_LIMIT / 2), || Ok(false));
+    assert!(matches!(time, Err(Error::State(StateError::DeadlinePassed { .. }))), "{time:?}");
+    assert!(codes(&machine, "ncclCommAbort").is_empty());
+    // This is what `start_abort` does when the system has no more threads.
+    handle.aborting().change(|aborting| *aborting = Aborting::No);
+    waiter.wait(None, || Ok(())).unwrap().unwrap();
+    assert_eq!(codes(&machine, "ncclCommAbort"), [Some(0)]);
+}
+
+#[test]
 fn a_wait_for_a_communicator_that_does_not_block_is_recorded() {
     let machine = Machine::simulate(&Simulation::new(1), None).unwrap();
     let _entered = machine.enter_if_outside();

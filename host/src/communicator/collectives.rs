@@ -14,6 +14,7 @@ use devcomm_types::DataType;
 use super::config::LoweredCollectiveConfig;
 use super::create::rank_of;
 use super::dispatch::Uses;
+use super::group::Exchanged;
 use super::reduce_op::sealed::{Opened, Operator};
 use super::{CollectiveConfig, Communicator, ReduceOp, ReduceOperator};
 use crate::device::issuer::Resource;
@@ -331,7 +332,9 @@ impl Communicator {
     }
 
     /// Sends a buffer to rank `peer`, which [receives](Self::recv) it. Sends and receives that wait
-    /// for each other belong in one [`group`](crate::group()).
+    /// for each other belong in one [`group`](crate::group()), which does them at the same time:
+    /// what is received there overlaps no other buffer, unless a rank receives from itself what it
+    /// sends.
     ///
     /// NCCL: `ncclSend`.
     ///
@@ -342,7 +345,8 @@ impl Communicator {
     pub fn send<S: Buffer>(&self, send: &S, peer: usize, stream: impl OnStream) -> Result<()> {
         let (send, peer) = (send.device_slice(), self.peer(peer)?);
         let operation = Operation::new(self, send.len(), send.data_type()).sends(&send)?;
-        operation.to(peer).enqueue(stream, |comm, operands| calls::send(comm, operands, peer))
+        let operation = operation.exchanges(&send, false, peer).to(peer);
+        operation.enqueue(stream, |comm, operands| calls::send(comm, operands, peer))
     }
 
     /// Receives a buffer from rank `peer`, which [sends](Self::send) one of the same length.
@@ -356,7 +360,8 @@ impl Communicator {
     pub fn recv<R: Buffer>(&self, recv: &R, peer: usize, stream: impl OnStream) -> Result<()> {
         let (recv, peer) = (recv.device_slice(), self.peer(peer)?);
         let operation = Operation::new(self, recv.len(), recv.data_type()).receives(&recv)?;
-        operation.from(peer).enqueue(stream, |comm, operands| calls::recv(comm, operands, peer))
+        let operation = operation.exchanges(&recv, true, peer).from(peer);
+        operation.enqueue(stream, |comm, operands| calls::recv(comm, operands, peer))
     }
 
     /// Returns `rank` as NCCL's int; an error for an unknown rank.
@@ -402,6 +407,15 @@ impl<'a> Operation<'a> {
         Ok(slice.device_address())
     }
 
+    /// Adds the memory of a send or a receive, which is compared with that of others in its group.
+    fn exchanges<T>(mut self, memory: &DeviceSlice<T>, is_received: bool, peer: c_int) -> Self {
+        let begin = memory.device_address();
+        let bytes = begin..begin + memory.byte_len() as u64;
+        let is_own = peer as usize == self.communicator.rank();
+        self.uses.exchanged = Some(Exchanged { bytes, is_received, is_own });
+        self
+    }
+
     fn with_root(mut self, root: usize) -> Result<Self> {
         self.operands.root = self.communicator.peer(root)?;
         self.terms += &format!(", root {root}");
@@ -418,6 +432,7 @@ impl<'a> Operation<'a> {
 
     /// Replaces the average of floats, except `f64`, by a sum of products, which is how NCCL
     /// computes it anyway.
+    ///
     /// For an all-reduce of windows NCCL looks for a symmetric kernel of the average, and has none:
     /// the call fails with "invalid device function" (2.32.3).
     fn averages_by_product(mut self) -> Result<Self> {

@@ -260,7 +260,10 @@ impl Communicator {
         let made = self.perform_watched(&entered, call);
         drop(entered);
         let made = made.and_then(|()| self.wait_until_ready(operation));
-        let Some(comm) = out.communicator() else {
+        // After an error of a blocking one the call may still run, on a thread of its own: NCCL
+        // then initializes what it has written to `out`, which must not be aborted.
+        let may_run = made.is_err() && self.inner.handle.is_blocking();
+        let Some(comm) = out.communicator().filter(|_| !may_run) else {
             if made.is_err() && !self.inner.handle.is_blocking() {
                 // NCCL may still write to `out`.
                 std::mem::forget(out);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::abort::start_abort_and_log;
 use super::comm::{Communicator, Inner, Tracked};
-use super::group::{CallState, DeferredCall, SharedState, defer};
+use super::group::{CallState, DeferredCall, Exchanged, SharedState, defer};
 use super::handle::{Entered, Handle, Status};
 use super::peers::Peers;
 use super::watched::watched;
@@ -24,6 +24,8 @@ pub(super) struct Uses {
     pub(super) kept: Vec<KeepAlive>,
     /// Kept alive too; must be open when the operation is enqueued.
     pub(super) open: Vec<Arc<dyn Resource>>,
+    /// The memory of the operation, if it is a send or a receive.
+    pub(super) exchanged: Option<Exchanged>,
 }
 
 impl Uses {
@@ -293,8 +295,13 @@ impl Communicator {
     }
 
     /// Makes a call that involves this rank only, now.
-    pub(super) fn call(&self, call: impl FnOnce(CommPtr) -> Call) -> Result<()> {
+    pub(super) fn call(
+        &self,
+        name: &'static str,
+        call: impl FnOnce(CommPtr) -> Call,
+    ) -> Result<()> {
         let entered = self.inner.handle.enter(&[Status::Live])?;
+        entered.require_ready(name)?;
         entered.perform(call(entered.comm()))
     }
 

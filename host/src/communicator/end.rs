@@ -20,8 +20,8 @@ use crate::sys::nccl::calls;
 pub(crate) const SUSPEND_MEMORY: i32 = 1;
 /// The flags of `ncclCommRevoke`, for which NCCL defines none.
 pub(super) const REVOKE_FLAGS: i32 = 0;
-/// How long a drop waits until a non-blocking communicator is ready for its end, without a deadline
-/// of the job.
+/// How long a drop waits until a non-blocking communicator is ready for its end, if the job has no
+/// deadline.
 const READY_LIMIT: Duration = Duration::from_secs(10);
 
 impl Communicator {

@@ -6,6 +6,7 @@
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::Arc;
 
 use devcomm_sys::nccl::SimInfo;
@@ -54,6 +55,15 @@ impl SharedState {
     pub(super) fn set(&self, state: CallState) {
         *self.0.lock() = state;
     }
+}
+
+/// The memory of a send or a receive.
+pub(super) struct Exchanged {
+    /// The addresses of its bytes.
+    pub bytes: Range<u64>,
+    pub is_received: bool,
+    /// Whether the peer is the rank itself.
+    pub is_own: bool,
 }
 
 /// A call that is made when its group ends.
@@ -225,6 +235,40 @@ pub(super) fn defer(deferred: DeferredCall) {
     });
 }
 
+/// Fails if two sends or receives of one communicator access the same memory, and one of them
+/// receives: NCCL does both at the same time. A rank may receive from itself what it sends.
+fn require_apart(deferred: &[DeferredCall]) -> Result<()> {
+    let all = deferred.iter().filter_map(|call| Some((call, call.uses.exchanged.as_ref()?)));
+    let mut all: Vec<_> = all.filter(|(_, memory)| !memory.bytes.is_empty()).collect();
+    all.sort_by_key(|(call, memory)| (call.communicator.created(), memory.bytes.start));
+    // The send and the receive whose memory ends last, of those that begin earlier.
+    let mut last = [None::<(&DeferredCall, &Exchanged)>; 2];
+    for (call, memory) in all {
+        let is_same = |other: &DeferredCall| other.communicator.is(&call.communicator);
+        for (other, before) in last.into_iter().flatten().filter(|(other, _)| is_same(other)) {
+            let receives = [memory.is_received, before.is_received];
+            let is_in_place = receives[0] != receives[1]
+                && memory.is_own
+                && before.is_own
+                && memory.bytes == before.bytes;
+            let is_shared = memory.bytes.start < before.bytes.end && receives != [false; 2];
+            if is_shared && !is_in_place {
+                return Err(Error::invalid(format!(
+                    "the buffers of {} and of {} in one group overlap: NCCL does both at the same \
+                     time, so each has memory of its own",
+                    other.description, call.description
+                )));
+            }
+        }
+        let last = &mut last[usize::from(memory.is_received)];
+        if last.is_none_or(|(other, before)| !is_same(other) || before.bytes.end < memory.bytes.end)
+        {
+            *last = Some((call, memory));
+        }
+    }
+    Ok(())
+}
+
 /// Compares, in a checked world, the collectives with those of the other ranks: one communicator
 /// after the other, in an order that their common ranks share.
 fn compare(deferred: &[DeferredCall]) -> Result<()> {
@@ -243,7 +287,8 @@ fn perform(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Res
         return Err(Error::invalid("a group has communicators of different NCCL libraries"));
     }
     let launched = simulation.is_none();
-    let compared = if launched { compare(&deferred) } else { Ok(()) };
+    let compared =
+        require_apart(&deferred).and_then(|()| if launched { compare(&deferred) } else { Ok(()) });
     let calls: Vec<_> = deferred.iter().map(|deferred| &*deferred.description).collect();
     let calls = format!("{END} of {}", calls.join("; "));
     let mut handles: Vec<Arc<Handle>> = Vec::new();

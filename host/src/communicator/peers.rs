@@ -92,6 +92,7 @@ pub(crate) fn contribution<'a>(terms: impl Into<Terms<'a>>, bytes: &[u8]) -> Vec
         // Strings and a bool always have a JSON form.
         serde_json::to_vec(&Sent { options: options.to_vec(), failure }).unwrap_or_default()
     };
+    // The casts lose nothing: names and options are short.
     let lengths = [call.len(), sent.len()].map(|length| (length as u32).to_le_bytes());
     [lengths.as_flattened(), call.as_bytes(), &sent, bytes].concat()
 }

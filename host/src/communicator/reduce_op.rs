@@ -173,7 +173,7 @@ impl Communicator {
     ///
     /// [`StateError::CommunicatorEnded`], [`Error::Nccl`].
     pub fn pre_mul_sum<T: Element>(&self, scalar: T) -> Result<CustomReduceOp<T>> {
-        // Of 64-bit words, which are aligned for every T.
+        // Words of 64 bits are aligned for every T.
         let mut bytes = vec![0u64; size_of::<T>().div_ceil(8)];
         // SAFETY: `bytes` has room for a T, which is plain data.
         unsafe { bytes.as_mut_ptr().cast::<T>().write_unaligned(scalar) };
@@ -229,7 +229,9 @@ impl Communicator {
     fn create_operator(&self, scalar: Scalar, data_type: DataType) -> Result<c_int> {
         self.bind()?;
         let out = Out::new(0);
-        self.call(|comm| calls::pre_mul_sum(comm, scalar, data_type as c_int, out.clone()))?;
+        self.call("ncclRedOpCreatePreMulSum", |comm| {
+            calls::pre_mul_sum(comm, scalar, data_type as c_int, out.clone())
+        })?;
         Ok(out.get())
     }
 

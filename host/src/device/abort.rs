@@ -34,7 +34,8 @@ pub(crate) struct AbortFlag {
 
 enum State {
     Open(SharedBlock),
-    /// The waits that the block had recorded when it was taken away, and whether others were ended.
+    /// The waits that the block had recorded when it was taken away, and whether an abort has ended
+    /// waits without a record.
     Closed(Vec<StuckWait>, bool),
 }
 

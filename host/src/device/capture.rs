@@ -1,7 +1,6 @@
 //! The objects that captured operations use, and that the graph must keep alive.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 
 use super::abort::AbortFlag;
 use super::issuer::{Issuer, KeepAlive, Owner};
@@ -22,8 +21,18 @@ pub(crate) struct Capture {
     pub(super) launches: bool,
     /// The operations that are ordered.
     pub(super) last_operations: LastOperations,
-    /// Whether the capture has become a graph.
-    pub(super) is_graph: Arc<AtomicBool>,
+    pub(super) outcome: Outcome,
+}
+
+/// Whether the capture has become a graph: empty until it has ended.
+#[derive(Default)]
+pub(crate) struct Outcome(pub(super) Arc<OnceLock<bool>>);
+
+impl Drop for Outcome {
+    fn drop(&mut self) {
+        // It is set already if there is a graph.
+        let _ = self.0.set(false);
+    }
 }
 
 impl Capture {

@@ -5,8 +5,8 @@
 //! A call that ends an object or begins a capture first refuses later calls, and then waits for the
 //! calls of other threads that may have checked before.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
@@ -146,12 +146,12 @@ impl Context {
         (*thread == thread::current().id()).then(|| f(capture))
     }
 
-    /// Returns, while this thread captures, the value that becomes true if the capture becomes a
-    /// graph. The caller's is the only handle to it once the capture has ended.
+    /// Returns, while this thread captures, the cell that is set when the capture ends: to whether
+    /// it has become a graph.
     #[doc(hidden)]
     #[must_use]
-    pub fn becomes_graph(&self) -> Option<Arc<AtomicBool>> {
-        self.with_capture(|capture| Arc::clone(&capture.is_graph))
+    pub fn becomes_graph(&self) -> Option<Arc<OnceLock<bool>>> {
+        self.with_capture(|capture| Arc::clone(&capture.outcome.0))
     }
 
     /// Returns whether a stream is captured, by any thread.

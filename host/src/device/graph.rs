@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 
@@ -93,7 +92,7 @@ impl Stream {
     pub fn capture<E: From<Error>>(&self, f: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         refuse_inside("a capture")?;
         let context = self.context();
-        if self.as_raw().is_null() {
+        if self.is_default() {
             return Err(Error::invalid("the default stream cannot be captured").into());
         }
         context.check_health()?;
@@ -149,7 +148,7 @@ impl OpenCapture<'_> {
         let inner = Arc::new(Inner { life, exec, context: context.clone(), len });
         let resource: Arc<dyn Resource> = Arc::clone(&inner) as _;
         owners.iter().for_each(|owner| owner.adopt(Arc::downgrade(&resource)));
-        capture.is_graph.store(true, Ordering::Release);
+        let _ = capture.outcome.0.set(true);
         Ok(Graph { inner, _not_sync: PhantomData })
     }
 }

@@ -14,7 +14,7 @@ use crate::error::{Error, Result, StateError};
 use crate::machine::Wakes;
 use crate::sys::cuda::RawStream;
 
-/// The whole GPU, in units that the numbers up to 10 divide.
+/// The whole GPU, as a number that each number from 1 to 10 divides.
 const GPU: u32 = 2520;
 
 /// The kind and the number of objects that no communicator has named.

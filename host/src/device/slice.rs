@@ -191,6 +191,21 @@ pub(super) fn bytes_of_mut<T: Element>(data: &mut [T]) -> &mut [u8] {
 }
 
 impl DeviceSlice<Dynamic> {
+    /// Returns the same memory as elements of this type, such as `u32` for signed numbers.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] if the elements have another size.
+    pub fn into_typed<T: Element>(self) -> Result<DeviceSlice<T>> {
+        let Self { address, len, data_type, context, owner, .. } = self;
+        if data_type.size() != T::DATA_TYPE.size() {
+            let wanted = T::DATA_TYPE;
+            return Err(Error::invalid(format!("memory of {data_type:?}, expected {wanted:?}")));
+        }
+        let (data_type, element) = (T::DATA_TYPE, PhantomData);
+        Ok(DeviceSlice { address, len, data_type, context, owner, element })
+    }
+
     /// Does the same as [`from_raw_parts`](Self::from_raw_parts), for `len` elements of
     /// `data_type`.
     ///

@@ -65,11 +65,12 @@ pub(crate) fn uninterrupted<R>(f: impl FnOnce() -> R) -> R {
 }
 
 /// Returns after how long a wait of this thread pauses to [`check`].
-pub(super) fn interval() -> Duration {
+pub(crate) fn interval() -> Duration {
     if CHECK.with_borrow(Option::is_some) { INTERVAL } else { Duration::MAX }
 }
 
-/// Returns whether [`check`] asks now: a check was not called for an [`INTERVAL`].
+/// Returns whether [`check`] would ask now: there is a check, and none was called for an
+/// [`INTERVAL`].
 pub(super) fn is_due() -> bool {
     let is_due = |last: Instant| last.elapsed() >= INTERVAL;
     CHECK.with_borrow(Option::is_some) && LAST.get().is_none_or(is_due)
@@ -80,7 +81,7 @@ pub(super) fn is_due() -> bool {
 /// # Errors
 ///
 /// [`StateError::Interrupted`].
-pub(super) fn check() -> Result<()> {
+pub(crate) fn check() -> Result<()> {
     if !is_due() {
         return Ok(());
     }

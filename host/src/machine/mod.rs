@@ -28,10 +28,11 @@ use devcomm_types::HostBody;
 pub(crate) use self::call_lock::{CallLock, Held};
 pub use self::interrupt::interruptible;
 pub(crate) use self::interrupt::uninterrupted;
+pub(crate) use self::interrupt::{check as check_interrupt, interval as interrupt_interval};
 pub(crate) use self::shared::Shared;
 #[cfg(feature = "simulator")]
 use self::simulated::Simulated;
-pub(crate) use self::threads::message;
+pub(crate) use self::threads::{message, start_thread};
 use crate::error::{DriverError, Result, StateError};
 
 /// The environment variable that selects the simulator: `4`, or `4,team=2,seed=7`.

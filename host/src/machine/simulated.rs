@@ -21,23 +21,30 @@ pub(crate) const NCCL_PATH: &str = "<simulated>";
 
 /// Returns the machine that the environment selects, made at the first call.
 pub(super) fn from_env(team: Option<usize>) -> Result<Option<Simulated>> {
-    static MACHINE: Mutex<Option<Simulated>> = Mutex::new(None);
+    static MACHINE: Mutex<Option<(Simulated, usize)>> = Mutex::new(None);
     let Some(value) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) else {
         return Ok(None);
     };
+    let refused = |why| {
+        let value = Some(value.to_string_lossy().into_owned());
+        Error::World(WorldError::Environment { variable: VARIABLE, value, why })
+    };
     let mut machine = MACHINE.lock();
     if machine.is_none() {
-        let text = value.to_string_lossy();
-        let made = text.parse().and_then(|simulation| make(&simulation, team));
-        *machine = Some(made.map_err(|error| {
-            Error::World(WorldError::Environment {
-                variable: VARIABLE,
-                value: Some(text.clone().into_owned()),
-                why: error.to_string(),
-            })
-        })?);
+        let made = value.to_string_lossy().parse().and_then(|simulation: Simulation| {
+            let made = make(&simulation, team)?;
+            Ok((made, team.unwrap_or(simulation.team())))
+        });
+        *machine = Some(made.map_err(|error| refused(error.to_string()))?);
     }
-    Ok(machine.clone())
+    match &*machine {
+        Some((_, made)) if team.is_some_and(|team| team != *made) => Err(refused(format!(
+            "this process has made its machine already, with LSA teams of {made}, before a world \
+             with GinLoopback::lsa_team_size({})",
+            team.unwrap_or_default()
+        ))),
+        made => Ok(made.as_ref().map(|(machine, _)| machine.clone())),
+    }
 }
 
 fn make(simulation: &Simulation, team: Option<usize>) -> Result<Simulated, devcomm_sim::Error> {

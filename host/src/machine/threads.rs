@@ -1,12 +1,20 @@
 //! The host threads of a machine. A simulated machine runs them one at a time.
 
 use std::any::Any;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::{CURRENT, Machine, Shared};
 use crate::error::{Error, Result};
+
+/// How long to retry while the system has no room for a thread, and the pause in between.
+const SPAWN_TIMEOUT: Duration = Duration::from_secs(10);
+const SPAWN_RETRY: Duration = Duration::from_millis(50);
 
 /// The registration of a thread that is about to start. A simulated machine waits for the thread,
 /// so that threads run in the order of their tickets, not in the order in which they start.
@@ -43,6 +51,31 @@ impl Drop for Entered {
 
 /// The handle of a started thread. Dropping it detaches the thread.
 pub(crate) struct Task<T>(Arc<Shared<Option<Result<T>>>>);
+
+/// Starts a thread; tries again while the system has no room for one.
+///
+/// # Errors
+///
+/// The system's, after [`SPAWN_TIMEOUT`].
+pub(crate) fn start_thread(
+    name: &str,
+    f: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    // The standard library drops what it cannot start.
+    let (f, start) = (Arc::new(Mutex::new(Some(f))), Instant::now());
+    loop {
+        let f = Arc::clone(&f);
+        let thread = move || {
+            if let Some(f) = { f.lock().take() } {
+                f();
+            }
+        };
+        match std::thread::Builder::new().name(name.to_owned()).spawn(thread) {
+            Err(_) if start.elapsed() < SPAWN_TIMEOUT => std::thread::sleep(SPAWN_RETRY),
+            started => return started,
+        }
+    }
+}
 
 impl<T> Task<T> {
     /// Waits for the thread's result, for at most `limit` and as long as `watch` does not fail. The
@@ -105,8 +138,7 @@ impl Machine {
             });
             result.change(|result| *result = Some(returned));
         };
-        let started = std::thread::Builder::new().name(name.to_owned()).spawn(thread);
-        started.map_err(|error| {
+        start_thread(name, thread).map_err(|error| {
             Error::invalid(format!("the thread {name} cannot be started: {error}"))
         })?;
         Ok(Task(shared))

@@ -60,20 +60,35 @@ pub(crate) fn file_of_global(symbol: &CStr) -> Option<PathBuf> {
     Some(OsStr::from_bytes(file.to_bytes()).into())
 }
 
+/// Returns whether a signal is in a mask of a process's status, such as `SigCgt`; `process` is its
+/// number, or `self`.
+fn is_in_mask(process: &str, mask: &str, signal: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"));
+    let status = status.unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix(mask)?.strip_prefix(':'));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    // The lowest bit is for signal 1.
+    mask.unwrap_or_default() >> (signal - 1) & 1 != 0
+}
+
+/// Returns whether this process ignores a signal.
+pub(crate) fn ignores(signal: i32) -> bool {
+    is_in_mask("self", "SigIgn", signal)
+}
+
+/// Returns whether this process has a handler for a signal.
+pub(crate) fn handles(signal: i32) -> bool {
+    is_in_mask("self", "SigCgt", signal)
+}
+
 /// Sends a signal to a child that has not been waited for, if the child has a handler for it: for
 /// example, it has none until its world runs.
 pub(crate) fn send_if_handled(child: &Child, signal: i32) {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id()));
-    let status = status.unwrap_or_default();
-    let handled = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-    let handled = handled.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    // The lowest bit is for signal 1.
-    if handled.unwrap_or_default() >> (signal - 1) & 1 == 0 {
-        return;
+    if is_in_mask(&child.id().to_string(), "SigCgt", signal) {
+        // SAFETY: `kill` has no requirements; the process id is the child's until it is waited for.
+        // An error means that it has ended.
+        unsafe { libc::kill(child.id().cast_signed(), signal) };
     }
-    // SAFETY: `kill` has no requirements; the process id is the child's until it is waited for. An
-    // error means that it has ended.
-    unsafe { libc::kill(child.id().cast_signed(), signal) };
 }
 
 /// Starts a process that inherits this socket, at the same descriptor. Other children do not.

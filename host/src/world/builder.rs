@@ -144,7 +144,8 @@ impl WorldBuilder {
         world
     }
 
-    /// Does the same as [`World::spawn_local`]; the processes inherit the settings.
+    /// Does the same as [`World::spawn_local`]. The processes inherit the plugin's environment
+    /// variables; the other settings each makes itself, by the builder of its own world.
     ///
     /// # Errors
     ///

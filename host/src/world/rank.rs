@@ -93,6 +93,8 @@ impl Rank {
     pub fn shrink(&self) -> Result<Self> {
         refuse_inside("going on after a loss")?;
         self.context.refuse_capturing("ranks go on after a loss")?;
+        // Checked before the abort, which would end the communicators of a world without a loss.
+        // `survivors` calls it again, to learn which rank is lost.
         self.rendezvous.require_loss()?;
         // Communicators are aborted, since their kernels would wait for the lost rank.
         self.rendezvous.health().start_aborts();
@@ -117,7 +119,8 @@ impl Rank {
         self.rendezvous.n_ranks()
     }
 
-    /// Returns this rank's number among the ranks of its host.
+    /// Returns this rank's number among the ranks of its host, by which it has its GPU. It stays
+    /// the same after a [`shrink`](Self::shrink).
     #[must_use]
     pub fn local_rank(&self) -> usize {
         self.local_rank

@@ -1,4 +1,5 @@
-//! SIGINT, SIGTERM and SIGHUP: recorded while local jobs run, with their default action otherwise.
+//! SIGINT, SIGTERM and SIGHUP, unless this process ignores them: recorded while local jobs run,
+//! with their default action otherwise, or that of the program's own handler.
 //! SIGUSR1: ranks print what they do; local jobs pass it on to their ranks.
 
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use signal_hook::{SigId, iterator};
 
 use crate::device::recorder;
 use crate::error::{Error, Result};
+use crate::sys::process;
 
 /// The signals that end local jobs.
 const ENDING: [(i32, &str); 3] = [(SIGINT, "SIGINT"), (SIGTERM, "SIGTERM"), (SIGHUP, "SIGHUP")];
@@ -33,10 +35,17 @@ impl Handlers {
         let handlers =
             Self { seen: Arc::default(), idle: Arc::new(AtomicBool::new(true)), jobs: 0 };
         for (signal, name) in ENDING {
+            // As for every program under `nohup`, what is ignored stays so.
+            if process::ignores(signal) {
+                continue;
+            }
             let (seen, idle) = (Arc::clone(&handlers.seen), Arc::clone(&handlers.idle));
-            signal_hook::flag::register_conditional_default(signal, idle)
-                .and_then(|_| signal_hook::flag::register_usize(signal, seen, signal as usize))
-                .map_err(|error| refused(name, &error))?;
+            let refused = |error| refused(name, &error);
+            // A handler of the program's own is called as before.
+            if !process::handles(signal) {
+                signal_hook::flag::register_conditional_default(signal, idle).map_err(refused)?;
+            }
+            signal_hook::flag::register_usize(signal, seen, signal as usize).map_err(refused)?;
         }
         Ok(handlers)
     }
@@ -88,7 +97,7 @@ impl Signals {
 
 impl Drop for Signals {
     fn drop(&mut self) {
-        // From now on SIGUSR1 has no effect.
+        // From now on SIGUSR1 has no effect: signal_hook's handler stays, without an action.
         signal_hook::low_level::unregister(self.handler);
         if let Some(handlers) = &mut *HANDLERS.lock() {
             handlers.jobs -= 1;

@@ -58,7 +58,7 @@ fn a_test_is_simulated_where_there_are_gpus_but_no_nccl() {
         runs.count(rank);
         rank.barrier()
     });
-    // Python or the system may have one.
+    // Python's packages or the system may have an NCCL.
     let expected = if Library::open(None).is_ok() { [2, 0] } else { [0, SIMULATED_RUNS] };
     assert_eq!(runs.counted(), expected);
 }

@@ -105,7 +105,12 @@ int cuModuleLoadDataEx(void **module, const char *image, unsigned n, const uint3
             snprintf(values[i], (uintptr_t)values[i + 1], "line 1: broken");
     return 218;
 }
-int cuModuleUnload(void *module) { free(module); return 0; }
+// Logged with STUB_UNLOADS only.
+int cuModuleUnload(void *module) {
+    if (number("STUB_UNLOADS", 0)) log_call("cuModuleUnload");
+    free(module);
+    return 0;
+}
 // A function handle is the function's name.
 int cuModuleGetFunction(void **function, void *module, const char *name) {
     *function = strdup(name);

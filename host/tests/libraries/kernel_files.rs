@@ -17,6 +17,7 @@ tests! {
     kernels_of_a_file_are_launched_under_the_type_of_its_name,
     a_kernel_of_a_file_is_launched_by_its_name_with_arguments_of_its_sizes,
     a_file_that_cannot_be_loaded_says_why,
+    nothing_stays_loaded_of_files_one_of_which_cannot_be_loaded in ["STUB_UNLOADS" = "1"],
     ptx_is_loaded_with_its_source_lines,
     a_cubin_for_the_gpu_is_loaded_instead_of_the_ptx,
     ptx_is_compiled_where_the_cubin_is_for_another_gpu_or_not_wanted
@@ -130,6 +131,16 @@ fn a_cubin_that_is_damaged_or_refused_is_replaced_by_the_ptx_with_a_warning() {
     assert!(lines.iter().all(|line| line.contains("kernel module fill")), "{text}");
     assert!(lines[1].contains("hash of the cubin"), "{text}");
     assert!(lines[2].contains("something is wrong"), "{text}");
+}
+
+fn nothing_stays_loaded_of_files_one_of_which_cannot_be_loaded() {
+    let (folder, context) = (tempfile::tempdir().unwrap(), Context::new(0).unwrap());
+    fs::write(folder.path().join("fill.json"), SIDECAR).unwrap();
+    let files = ["fill.cubin", "missing.cubin"].map(|name| folder.path().join(name));
+    // SAFETY: the stub driver runs no kernel.
+    let refused = unsafe { Kernels::load_files(&context, &files) }.unwrap_err();
+    assert!(refused.to_string().contains("missing.json"), "{refused}");
+    assert_eq!(log_of(0), ["cuModuleLoad fill.cubin", "cuModuleUnload"]);
 }
 
 fn a_file_that_cannot_be_loaded_says_why() {

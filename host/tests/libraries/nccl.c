@@ -86,7 +86,7 @@ int ncclGetCftDeviceLeInfo(void *window, size_t offset, int rank, Team team, uns
     *at = offset;
     return 0;
 }
-// These translate as world rank 0 does.
+// The world's rank is this rank's, which is 0, plus the distance from it in the team.
 int ncclTeamRankToWorld(Comm *comm, Team team, int rank) {
     return (rank - team.rank) * team.stride;
 }

@@ -116,6 +116,7 @@ fn more_processes_than_gpus_share_them_where_nccl_allows_it() {
         return;
     }
     World::spawn_local(3).unwrap();
+    // Ranks 0 and 2 have GPU 0. Each rank logs its launch and the release of its context.
     assert_eq!([log_of(0), log_of(1)].map(|log| log.len()), [4, 2]);
 }
 
@@ -165,7 +166,7 @@ fn go_on(rank: &Rank, victim: usize) -> Result<()> {
         comm.barrier()?;
         std::process::abort();
     }
-    // The end of the connection may overtake the end of the first one.
+    // The victim's connection may close before this rank sees the end of the first barrier.
     let lost = comm.barrier().and_then(|()| comm.barrier()).unwrap_err().to_string();
     assert!(lost.starts_with(&format!("rank {victim} is lost")), "{lost}");
     let alone = rank.shrink()?;

@@ -16,7 +16,7 @@ use crate::support::{
     world,
 };
 
-/// Upper bound of what should take milliseconds, on the simulated machine's clock.
+/// An upper bound of what should take milliseconds, on the simulated machine's clock.
 const SOON: Duration = Duration::from_secs(3);
 /// The delay of an event that a rank waits for.
 const A_WHILE: Duration = Duration::from_millis(30);
@@ -131,7 +131,7 @@ fn kernels_leave_when_another_thread_says_so_and_the_wait_tells_what_they_waited
     });
     for gpu in 0..2 {
         let log = log_in(&ran.world, gpu);
-        // The other rank may come to the barriers until the end, where it would find this one.
+        // Until the end, the other rank may still write to the memory of this rank's barriers.
         let end = log.iter().position(|call| call.starts_with("ncclCommFinalize")).unwrap();
         assert_eq!(count(&log[..end], "ncclDevCommDestroy"), 0, "{log:?}");
         let made = count(&log, "ncclDevCommCreate");

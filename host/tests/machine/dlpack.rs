@@ -50,10 +50,10 @@ struct DlManagedTensorVersioned {
 type Deleted = Arc<AtomicUsize>;
 
 fn count(deleted: *mut c_void) {
-    // SAFETY: the reference that the tensor holds; a second call would find another count.
+    // SAFETY: `deleted` is from `Arc::into_raw`, and no call gives that reference back.
     let deleted = unsafe { Arc::from_raw(deleted.cast::<AtomicUsize>()) };
     deleted.fetch_add(1, Ordering::Relaxed);
-    // The struct is never freed, so that a second call can be counted.
+    // The reference stays, as the tensor does, so that a second call is counted and no error.
     std::mem::forget(deleted);
 }
 
@@ -280,6 +280,7 @@ fn memory_that_is_exported_stays_until_it_is_given_back_by_any_thread() {
         let tensor =
             Sent(comm.mem_alloc::<f32>(4)?.device_slice().to_dlpack_versioned().into_raw());
         let give_back = move || {
+            // Without the braces the closure would capture the field alone, which is not `Send`.
             let Sent(raw) = { tensor };
             // SAFETY: the tensor that was just made.
             drop(unsafe { DlpackTensor::from_raw_versioned(raw) });

@@ -156,7 +156,7 @@ fn one_rank_that_fails_ends_the_job_with_its_error() {
         inject(&world, function, 1, REFUSAL);
         let error = world.run(|rank| call(rank, function)).unwrap_err();
         assert_refused(&error, function, Some(1));
-        assert!(now(&world) < RELEASED, "{:?}", now(&world));
+        assert!(now(&world) < RELEASE_LIMIT, "{:?}", now(&world));
         for gpu in 0..2 {
             // Finalizing would wait for the other rank.
             assert_eq!(count(&log_in(&world, gpu), "ncclCommFinalize"), 0);
@@ -165,7 +165,7 @@ fn one_rank_that_fails_ends_the_job_with_its_error() {
 }
 
 /// How long a healthy rank may wait for a lost one, by the machine's clock.
-const RELEASED: Duration = Duration::from_secs(5);
+const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
 #[test]
 fn a_rank_that_hangs_in_nccl_is_released_when_another_dies() {
@@ -207,7 +207,7 @@ fn a_rank_that_hangs_in_nccl_is_released_when_another_dies() {
             matches!(died, Err(Error::World(WorldError::RankPanicked { rank: 1, .. }))),
             "{died:?}"
         );
-        assert!(now(&world) < RELEASED, "{function}: {:?}", now(&world));
+        assert!(now(&world) < RELEASE_LIMIT, "{function}: {:?}", now(&world));
         let log = log_in(&world, 0);
         assert_eq!(count(&log, "ncclMemFree"), 0, "{log:?}");
     }
@@ -230,7 +230,7 @@ fn ranks_that_wait_for_each_other_in_nccl_are_released_when_one_never_comes() {
         matches!(died, Err(Error::World(WorldError::RankPanicked { rank: 2, .. }))),
         "{died:?}"
     );
-    assert!(now(&world) < RELEASED, "{:?}", now(&world));
+    assert!(now(&world) < RELEASE_LIMIT, "{:?}", now(&world));
     for gpu in 0..3 {
         let log = log_in(&world, gpu);
         let ends = [count(&log, "ncclCommAbort"), count(&log, "ncclMemFree")];
@@ -256,7 +256,7 @@ fn a_rank_that_waits_for_an_operation_is_released_when_another_panics() {
         matches!(died, Err(Error::World(WorldError::RankPanicked { rank: 1, .. }))),
         "{died:?}"
     );
-    assert!(now(&world) < RELEASED, "{:?}", now(&world));
+    assert!(now(&world) < RELEASE_LIMIT, "{:?}", now(&world));
     let log = log_in(&world, 0);
     assert_eq!((count(&log, "ncclCommAbort"), count(&log, "ncclMemFree")), (1, 0), "{log:?}");
 }

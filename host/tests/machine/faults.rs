@@ -109,8 +109,8 @@ fn run_often(effect: ThreadEffect, check: impl Fn(usize, Result<()>)) {
         machine.inject_into_thread(ThreadFault { thread: thread.clone(), nth, effect });
         let what = format!("round {round}: rank {victim} at entry {nth}");
         let ended = world.run(job).map(drop);
-        // A simulated rank that joins a communicator cannot leave the call, as on GPUs, before the
-        // machine reports that it never ends.
+        // The call by which a rank joins a communicator cannot be aborted: a simulated rank stays
+        // in it until the machine reports that it never ends.
         let report = machine.failure().map(|failure| failure.to_string()).unwrap_or_default();
         let joins = report.lines().filter(|line| line.contains(" is in ")).all(|line| {
             ["ncclCommInitRankScalable", "a wait"].iter().any(|call| line.contains(call))

@@ -8,6 +8,7 @@ use devcomm_host::{
     NcclError, Rank, ReduceOp, Result, StateError, WindowFlags, group, simulate,
 };
 
+use crate::kernels::{NO_PTX, add_one};
 use crate::support::{
     assert_closed, assert_in_group, calls, contents, filled, inject, logged, ranks, world,
 };
@@ -41,6 +42,10 @@ fn work_on_a_stream_with_deferred_operations_is_refused_inside_their_group() {
     ranks(2, |rank| {
         let (comm, stream, other) = (rank.communicator()?, rank.stream()?, rank.stream()?);
         let (a, b) = (filled(comm, &[1.0_f32; 3])?, filled(comm, &[5.0_f32; 3])?);
+        let window = comm.window::<f32>(1)?;
+        rank.load(&NO_PTX)?;
+        // SAFETY: the kernel is launched with one thread.
+        let launch = |on| unsafe { add_one::args(&window).grid(1).block(1).launch(on) };
         let event = rank.context().event()?;
         other.record(&event)?;
         let graph = stream.capture(|| stream.fill(&b, 2.0))?;
@@ -61,6 +66,7 @@ fn work_on_a_stream_with_deferred_operations_is_refused_inside_their_group() {
                 stream.synchronize(),
                 stream.synchronize_within(Duration::from_secs(1)),
                 stream.is_idle().map(drop),
+                launch(&stream),
             ];
             for (i, refused) in refused.into_iter().enumerate() {
                 assert!(
@@ -70,11 +76,53 @@ fn work_on_a_stream_with_deferred_operations_is_refused_inside_their_group() {
             }
             // Another stream has no deferred operations.
             other.fill(&b, 7.0)?;
+            launch(&other)?;
             other.record(&event)?;
             other.synchronize()
         })?;
         // Nothing of what was refused has happened.
         assert_eq!((contents(&a), contents(&b)), (vec![2.0; 3], vec![7.0; 3]));
+        assert_eq!(contents(&window), [1.0]);
+        Ok(())
+    });
+}
+
+#[test]
+fn sends_and_receives_of_a_group_whose_buffers_overlap_are_refused() {
+    ranks(2, |rank| {
+        let (comm, stream, me) = (rank.communicator()?, rank.stream()?, rank.rank());
+        let memory = filled(comm, &[1.0 + me as f32; 20])?;
+        let exchange = |[sent, received]: [usize; 2], peer: usize| {
+            group(|_| {
+                comm.send(&memory.slice(sent..sent + 4)?, peer, &stream)?;
+                comm.recv(&memory.slice(received..received + 4)?, peer, &stream)
+            })
+        };
+        for [sent, received] in [[0, 0], [0, 3], [3, 0]] {
+            let refused = exchange([sent, received], 1 - me).unwrap_err().to_string();
+            assert!(refused.contains("in one group overlap"), "{refused}");
+            assert!(
+                refused.contains(&format!("ncclRecv of 4 elements Float32, from rank {}", 1 - me))
+            );
+        }
+        let twice = group(|_| {
+            comm.recv(&memory.slice(..4)?, 1 - me, &stream)?;
+            comm.recv(&memory.slice(3..7)?, 1 - me, &stream)
+        });
+        assert!(twice.unwrap_err().to_string().contains("in one group overlap"));
+        assert!(exchange([0, 1], me).is_err());
+        assert_eq!(contents(&memory), [1.0 + me as f32; 20]);
+        // Memory is sent twice, and a rank receives from itself what it sends.
+        exchange([0, 0], me)?;
+        group(|_| {
+            for (sent, received) in [(0, 6), (0, 10), (2, 14)] {
+                comm.send(&memory.slice(sent..sent + 4)?, 1 - me, &stream)?;
+                comm.recv(&memory.slice(received..received + 4)?, 1 - me, &stream)?;
+            }
+            Ok::<_, Error>(())
+        })?;
+        stream.synchronize()?;
+        assert_eq!(contents(&memory)[6..18], [2.0 - me as f32; 12]);
         Ok(())
     });
 }

@@ -21,6 +21,8 @@ fn a_communicator_that_does_not_block_is_waited_for() {
         assert!(comm.is_ready()?);
         let (b, stream) = (filled(&comm, &[1.0_f32; 2])?, rank.stream()?);
         comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
+        let operator = comm.pre_mul_sum(2.0_f32).map(drop);
+        assert!(matches!(operator, Err(Error::State(StateError::InProgress { .. }))));
         match comm.all_reduce(&b, &b, ReduceOp::Sum, &stream) {
             Err(Error::State(StateError::InProgress { operation: "ncclAllReduce", rank: r })) => {
                 assert_eq!(r, rank.rank());

@@ -61,9 +61,8 @@ fn counts(counts: &[AtomicUsize; 2]) -> [usize; 2] {
     [0, 1].map(|at: usize| counts[at].load(Ordering::Relaxed))
 }
 
-/// Keeps rank 0's GPU busy with only a stream of another library, which waits for what rank 2 sends
-/// to rank 1, while rank 0 calls `drops` with that stream. The other ranks call `waits` before rank
-/// 2 sends.
+/// Calls `drops` on rank 0 with a stream of another library, the only busy one of its GPU: it waits
+/// for what rank 2 sends to rank 1. The other ranks call `waits` before rank 2 sends.
 fn while_busy(rank: &Rank, waits: impl Fn(), drops: impl Fn(CUstream)) -> Result<()> {
     let comm = rank.communicator()?;
     let (memory, stream) = (comm.mem_alloc::<u32>(1000)?, rank.stream()?);
@@ -282,7 +281,7 @@ fn what_is_made_after_another_librarys_capture_is_freed_at_once() {
             stream.copy(&one, &two)
         })?;
         let before = free()?;
-        // The graph may use this one, of which nothing else is known.
+        // The graph may use this one, which was made during the capture: it is not freed.
         drop(during.take());
         assert_eq!(free()?, before);
         for _ in 0..3 {
@@ -322,7 +321,8 @@ fn what_is_closed_lasts_as_long_as_the_graph_of_another_library_with_kernels_tha
     }
 }
 
-/// The thread waits for the streams in the order in which they were made.
+/// The copy on the other thread waits for all streams, in the order in which they were made: for
+/// `own` first, and `theirs` is dropped meanwhile.
 #[test]
 fn a_wait_of_another_thread_does_not_query_a_stream_that_was_dropped() {
     let a_while = Duration::from_millis(30);

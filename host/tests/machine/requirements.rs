@@ -119,7 +119,7 @@ fn keys_open_the_resources_that_were_asked_for() {
         assert_disjoint(&[0..5, first..first + 2], raw.gin_counter_count);
         let (lsa, a2a) = (dev.resource(barriers)?, dev.resource(a2a)?);
         assert_eq!((lsa.n_barriers, a2a.n_slots), (4, 20));
-        // Places are in units of 128 bytes: here of 80, 200 and 1,312 bytes.
+        // Places are in units of 128 bytes; the three resources have 80, 200 and 1,312 bytes.
         let own = dev.resource(buffer)?;
         assert_disjoint(
             &[lsa.buffer..lsa.buffer + 1, own..own + 2, a2a.buffer..a2a.buffer + 11],

@@ -17,8 +17,8 @@ pub(crate) fn simulation() -> Simulation {
 /// Return codes of calls without an error: success, `ncclInProgress`, `CUDA_ERROR_NOT_READY`.
 const NO_ERROR: [Option<i32>; 3] = [Some(0), Some(7), Some(600)];
 
-/// Prefixes of functions left out of logs: they change nothing, or only what a context frees
-/// itself.
+/// Prefixes of functions that logs leave out: they make and free nothing, or only what ends with
+/// its context.
 const UNLOGGED: [&str; 31] = [
     "cuCtx",
     "cuDeviceGet",
@@ -63,8 +63,8 @@ pub(crate) fn world_on(simulation: Simulation, n: usize) -> World {
     recorded(World::builder().simulate(simulation), n)
 }
 
-/// Does the same as [`world`], without comparing collectives, which would wait for each other on
-/// the host.
+/// Does the same as [`world`], without comparing collectives: to compare them, the ranks would wait
+/// for each other on the host.
 pub(crate) fn unchecked_world(n: usize) -> World {
     recorded(World::builder().checked(false).simulate(simulation()), n)
 }

@@ -46,7 +46,7 @@ use crate::sys::nccl::calls;
 /// The resources are freed by [`close`](Self::close), by the end of the communicator or when
 /// dropped, after waiting for this rank's streams. After the loss of a rank, and after an abort has
 /// ended kernels while they waited for other ranks, which may still come, they are kept until the
-/// process ends.
+/// communicator ends on all ranks, or else until the process ends.
 ///
 /// NCCL: `ncclDevComm`, `ncclDevCommCreate`, `ncclDevCommDestroy`.
 #[doc(alias = "ncclDevComm")]

@@ -50,12 +50,14 @@ impl Inner {
         self.memory.lock().clone()
     }
 
-    /// Returns the same registration, to be dropped later than `self`.
+    /// Returns the same registration, to be dropped later than `self`, which has ended with this.
     fn moved(&self) -> Self {
         let memory = self.memory.lock().take();
         self.registration(self.life.take(), memory)
     }
 
+    /// Returns another handle of the registration. The caller ends `self`, so that the registration
+    /// is ended once.
     fn registration(&self, life: Lifecycle, memory: Option<KeepAlive>) -> Self {
         Self {
             handle: self.handle.clone(),

@@ -53,39 +53,59 @@ impl Modules {
         if set.is_without_ptx() {
             context.note_missing_ptx();
         }
-        for module in set.describe()? {
-            let (file, sidecar) = (module.file, &module.sidecar);
-            if sidecar.is_arch_specific() && !sidecar.runs_on(context.limits().compute_capability) {
-                loaded.skipped.insert(file.to_owned(), sidecar.arch.clone());
-                continue;
+        let modules = set.describe()?;
+        loaded.fill(context, |loaded| {
+            for module in modules {
+                let (file, sidecar) = (module.file, &module.sidecar);
+                let device = context.limits().compute_capability;
+                if sidecar.is_arch_specific() && !sidecar.runs_on(device) {
+                    loaded.skipped.insert(file.to_owned(), sidecar.arch.clone());
+                    continue;
+                }
+                loaded.add(context, file, sidecar, || module.load(context))?;
             }
-            loaded.add(context, file, sidecar, || module.load(context))?;
+            Ok(())
+        })
+    }
+
+    /// Loads modules by `load`. After an error none of them stays on the GPU.
+    fn fill(
+        mut self,
+        context: &Context,
+        load: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<Self> {
+        let loaded = load(&mut self);
+        if loaded.is_err() && context.cuda().bind().is_ok() {
+            // SAFETY: the context is current, and no kernel was launched: nobody else has them yet.
+            unsafe { self.unload() };
         }
-        Ok(loaded)
+        loaded.map(|()| self)
     }
 
     /// Loads modules from files, each with its sidecar beside it.
     pub(super) fn load_files<P: AsRef<Path>>(context: &Context, files: &[P]) -> Result<Self> {
-        let mut loaded = Self::default();
-        for path in files.iter().map(AsRef::as_ref) {
-            let (Some(file), Some(text)) =
-                (path.file_stem().and_then(|s| s.to_str()), path.to_str())
-            else {
-                return Err(Error::invalid(format!("{} is not UTF-8", path.display())));
-            };
-            let image = CString::new(text)
-                .map_err(|_| Error::invalid(format!("{text:?} is no path: it has a NUL")))?;
-            let json = std::fs::read_to_string(path.with_extension("json")).map_err(|error| {
-                let why = format!("{}: {error}", path.with_extension("json").display());
-                LaunchError::BadSidecar { file: file.to_owned(), why }
-            })?;
-            let sidecar = Sidecar::parse(file, &json)?;
-            loaded.add(context, file, &sidecar, || {
-                let loaded = context.cuda().load_module(Image::File(&image));
-                loaded.map_err(|failure| refused(file, &sidecar.ptx_isa, failure))
-            })?;
-        }
-        Ok(loaded)
+        Self::default().fill(context, |loaded| {
+            files.iter().try_for_each(|file| loaded.load_file(context, file.as_ref()))
+        })
+    }
+
+    /// Loads a module from a file, which has its sidecar beside it.
+    fn load_file(&mut self, context: &Context, path: &Path) -> Result<()> {
+        let (Some(file), Some(text)) = (path.file_stem().and_then(|s| s.to_str()), path.to_str())
+        else {
+            return Err(Error::invalid(format!("{} is not UTF-8", path.display())));
+        };
+        let image = CString::new(text)
+            .map_err(|_| Error::invalid(format!("{text:?} is no path: it has a NUL")))?;
+        let json = std::fs::read_to_string(path.with_extension("json")).map_err(|error| {
+            let why = format!("{}: {error}", path.with_extension("json").display());
+            LaunchError::BadSidecar { file: file.to_owned(), why }
+        })?;
+        let sidecar = Sidecar::parse(file, &json)?;
+        self.add(context, file, &sidecar, || {
+            let loaded = context.cuda().load_module(Image::File(&image));
+            loaded.map_err(|failure| refused(file, &sidecar.ptx_isa, failure))
+        })
     }
 
     /// Checks a sidecar, calls `load` for the module that it describes, and adds its kernels.
@@ -103,9 +123,11 @@ impl Modules {
             return Err(LaunchError::WrongArch { file, arch, device }.into());
         }
         let module = load()?;
+        let handles = self.handles.get_mut();
+        handles.push(module);
         let mut entries = BTreeMap::new();
         for kernel in &sidecar.kernels {
-            let mut entry = Entry::new(module.function(&kernel.name)?)?;
+            let mut entry = Entry::new(handles[handles.len() - 1].function(&kernel.name)?)?;
             entry.params = Some(kernel.params.clone());
             entry.lsa_barriers = kernel.lsa_barriers;
             entry.stamp = stamp;
@@ -113,7 +135,6 @@ impl Modules {
         }
         let package = sidecar.package.clone();
         self.files.insert(file.to_owned(), File { package, entries });
-        self.handles.get_mut().push(module);
         Ok(())
     }
 

@@ -13,6 +13,7 @@ pub(super) fn with_rank(ptx: &str, rank: Option<usize>) -> Cow<'_, str> {
         return Cow::Borrowed(ptx);
     };
     let Some((_, after)) = bytes.split_once('}') else { return Cow::Borrowed(ptx) };
+    // The cast loses nothing: ranks are below 2^20.
     let [a, b, c, d] = (rank as i32).to_le_bytes();
     Cow::Owned(format!("{before}{VARIABLE}{a}, {b}, {c}, {d}}}{after}"))
 }

@@ -12,8 +12,9 @@ use crate::device::WITHOUT_PTX;
 use crate::error::{Error, NcclError};
 use crate::machine::VARIABLE;
 
-/// Environment variable that says whether tests run on GPUs: `0` for no, anything else for GPUs
-/// only. Without it they do if there are enough, the program has PTX, and NCCL is installed.
+/// Environment variable that says where tests run: `0` for on simulated GPUs, anything else for on
+/// GPUs only. Without it a test runs on GPUs if there are enough, the program has PTX, and NCCL is
+/// installed.
 const TEST_GPUS: &str = "DEVCOMM_TEST_GPUS";
 
 const WITHOUT_NCCL: &str = "no NCCL, which GPUs need, was found: `devcomm setup` fetches it";

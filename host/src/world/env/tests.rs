@@ -57,6 +57,14 @@ const ALLOCATION: Vars<'static> = &[
     ("SLURM_NODEID", "0"),
 ];
 
+/// mpirun_rsh of MVAPICH2, all ranks on one host.
+const MVAPICH2: Vars<'static> = &[
+    ("MV2_COMM_WORLD_RANK", "1"),
+    ("MV2_COMM_WORLD_SIZE", "2"),
+    ("MV2_COMM_WORLD_LOCAL_RANK", "1"),
+    ("MV2_COMM_WORLD_LOCAL_SIZE", "2"),
+];
+
 /// The variables that srun adds for task 5 of 8.
 const SRUN: Vars<'static> = &[
     ("SLURM_STEP_ID", "2"),
@@ -160,13 +168,8 @@ fn open_mpis_ranks_of_one_host_meet_there() {
     // Version 5 has another format of job names.
     let five = with(&[OPEN_MPI, &[("PMIX_NAMESPACE", "prterun-gpu03-91234@1")]]);
     assert_ne!(five.port, rank.port);
-    let mvapich = [
-        ("MV2_COMM_WORLD_RANK", "1"),
-        ("MV2_COMM_WORLD_SIZE", "2"),
-        ("MV2_COMM_WORLD_LOCAL_RANK", "1"),
-        ("MV2_COMM_WORLD_LOCAL_SIZE", "2"),
-    ];
-    assert_eq!(ranks(&with(&[&mvapich])), (1, 2, 1));
+    let mvapich2 = with(&[MVAPICH2]);
+    assert_eq!((ranks(&mvapich2), mvapich2.host.as_str()), ((1, 2, 1), "127.0.0.1"));
 }
 
 #[test]
@@ -217,6 +220,8 @@ fn a_job_that_its_launcher_gives_no_id_has_that_of_the_process_that_started_it()
         let job = with(&[launcher, &[(variable, "7")]]).job;
         assert_eq!(job, by_this_user(&format!("{variable}=7 of {starter}")));
     }
+    let starter = starter::starter("MV2_COMM_WORLD_RANK", "1").unwrap();
+    assert_eq!(with(&[ALLOCATION, MVAPICH2]).job, by_this_user(&starter));
 }
 
 #[test]

@@ -14,12 +14,14 @@ use super::strangers::{Strangers, refuse};
 use super::survivors::Members;
 use super::wire::{Hello, Kind, Member, MissingRanks, PROTOCOL, Peer, json};
 use crate::error::{Error, Result};
+use crate::machine::{check_interrupt, interrupt_interval};
 
 /// How often a rank that has joined is sent [`Kind::Waiting`].
 const PING_INTERVAL: Duration = Duration::from_secs(1);
-/// How long missing ranks may take to refuse a connection after a loss, and how many are asked at a
-/// time; no rank joins meanwhile.
+/// How long missing ranks may take to refuse a connection after a loss. It is short, since no rank
+/// joins meanwhile.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(200);
+/// How many missing ranks are asked at a time. Each has a socket for each of its addresses.
 const MAX_PROBES: usize = 64;
 /// The most notes about refused connections in an error.
 const MAX_NOTES: usize = 16;
@@ -57,8 +59,8 @@ pub(super) fn wait_for_survivors(
     // After the timeout, those that have joined go on.
     acceptor.wait(&members.listeners, |acceptor| {
         let missing = acceptor.missing();
-        // If there are more missing ranks than one turn asks, the next turn asks others. There may
-        // be none.
+        // If there are more missing ranks than one turn asks, the next turn asks others. `max`:
+        // none may be missing.
         let first = turns * MAX_PROBES % missing.len().max(1);
         turns += 1;
         let chosen: Vec<usize> = missing
@@ -128,8 +130,8 @@ impl<'a> Acceptor<'a> {
     }
 
     /// Waits until no rank is missing and this is not the [other half](Self::is_other_half); every
-    /// [`PING_INTERVAL`] calls `check`, which may find that missing ranks are gone. False after the
-    /// timeout.
+    /// [`PING_INTERVAL`] calls `check`, which may find that missing ranks are gone. Returns false
+    /// after the timeout.
     fn wait(&mut self, listeners: &Listeners, mut check: impl FnMut(&mut Self)) -> Result<bool> {
         let listeners = listeners.as_slice();
         let nonblocking = listeners.iter().try_for_each(|one| one.set_nonblocking(true));
@@ -153,8 +155,10 @@ impl<'a> Acceptor<'a> {
             if left.is_zero() {
                 return Ok(false);
             }
+            check_interrupt()?;
+            let limit = left.min(PING_INTERVAL).min(interrupt_interval());
             let mut heard = Vec::new();
-            if let Err(error) = strangers.wait(listeners, left.min(PING_INTERVAL), &mut heard) {
+            if let Err(error) = strangers.wait(listeners, limit, &mut heard) {
                 // There may be too many open files, some of which may be closed later.
                 self.note(format!("a connection could not be accepted: {error}"));
             }

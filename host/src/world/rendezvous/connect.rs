@@ -12,7 +12,8 @@ use super::relay::{Ends, RELAYED};
 use super::survivors::Members;
 use super::token::{Challenge, Prover, Token};
 use super::wire::{Kind, MAX_GREETING, MAX_PAYLOAD, bad, json, parse};
-use crate::error::{Error, Result, WorldError};
+use crate::error::{Error, Result, StateError, WorldError};
+use crate::machine::check_interrupt;
 
 /// The pause between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(50);
@@ -42,6 +43,7 @@ pub(super) fn join(config: &RendezvousConfig) -> Result<(Members, Connection)> {
     let mut notes: Vec<String> = Vec::new();
     let mut resolved = false;
     loop {
+        check_interrupt()?;
         let left = config.timeout.saturating_sub(start.elapsed());
         let last = match try_join(config, left) {
             Ok(joined) if joined.0.list.len() == config.n_ranks => return Ok(joined),
@@ -87,6 +89,7 @@ pub(super) fn join_survivors(
 ) -> Result<Option<(Members, Connection)>> {
     let (start, mut unreachable) = (Instant::now(), 0);
     loop {
+        check_interrupt()?;
         let left = patience.saturating_sub(start.elapsed());
         match try_join(config, left) {
             Ok(joined) => return Ok(Some(joined)),
@@ -168,7 +171,8 @@ fn refused(why: &[u8]) -> String {
 
 /// Why an attempt to join failed.
 enum JoinError {
-    /// Rank 0 does not let this rank join, or only with an error: it does not try again.
+    /// Another attempt would not help: rank 0 refuses this rank, its time has passed without all
+    /// ranks, or their NCCLs differ; or this rank was interrupted.
     Fatal(Error),
     /// The host has no address.
     Unresolved(io::Error),
@@ -180,7 +184,10 @@ enum JoinError {
 
 impl From<io::Error> for JoinError {
     fn from(error: io::Error) -> Self {
-        Self::Retry(error)
+        match error.kind() {
+            ErrorKind::Interrupted => Self::Fatal(StateError::Interrupted.into()),
+            _ => Self::Retry(error),
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use super::seal::{CODE, Seal};
 use super::wire::{HEAD, Kind, bad, header, read_header};
+use crate::machine::{check_interrupt, interrupt_interval};
 use crate::sys::fork::CloseInChildren;
 
 /// The most bytes that are read at once, so that no connection delays the others.
@@ -137,7 +138,7 @@ impl Connection {
     /// # Errors
     ///
     /// The errors are those of [`read`](Self::read) and [`next`](Self::next); if the time has
-    /// passed.
+    /// passed; [`ErrorKind::Interrupted`] if this thread's waits are.
     pub(super) fn receive(&self, limit: usize, deadline: Instant) -> io::Result<(Kind, Vec<u8>)> {
         loop {
             if let Some(frame) = self.next(limit)? {
@@ -147,7 +148,8 @@ impl Connection {
             if left.is_zero() {
                 return Err(io::Error::new(ErrorKind::TimedOut, "no answer in time"));
             }
-            poll(&mut [self.poll_fd()], Some(left));
+            check_interrupt().map_err(|_| ErrorKind::Interrupted)?;
+            poll(&mut [self.poll_fd()], Some(left.min(interrupt_interval())));
             self.read()?;
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// The time for which a process may send nothing. Even in a busy process, the thread that sends
 /// heartbeats can run.
-const LIMIT: Duration = Duration::from_secs(20);
+pub(super) const LIMIT: Duration = Duration::from_secs(20);
 /// The interval, unless the deadline is short.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The fewest intervals of a deadline.
@@ -27,8 +27,13 @@ impl Silence {
     /// Notes that an interval has passed. Returns why the peer counts as lost, if it has been
     /// silent too long.
     pub(super) fn grow(&self, deadline: Option<Duration>) -> Option<String> {
+        self.grow_to(LIMIT, deadline)
+    }
+
+    /// Does the same as [`grow`](Self::grow) for a process that may be silent for `limit`.
+    pub(super) fn grow_to(&self, limit: Duration, deadline: Option<Duration>) -> Option<String> {
         let silent = interval(deadline) * (self.0.fetch_add(1, Ordering::Relaxed) + 1);
-        let limit = deadline?.min(LIMIT);
+        let limit = deadline?.min(limit);
         (silent > limit).then(|| {
             format!(
                 "nothing was heard from it for {:.0} s: its process may be stopped, or its host \
@@ -63,5 +68,12 @@ mod tests {
         assert_eq!(lost, Some(seconds));
         assert!((0..10_000).all(|_| silence.grow(None).is_none()));
         assert_eq!(interval(Some(Duration::from_secs(600))), INTERVAL);
+    }
+
+    #[test]
+    fn a_peer_that_may_be_silent_for_longer_is_lost_after_the_deadline_alone() {
+        let (silence, deadline) = (Silence::default(), Some(Duration::from_secs(600)));
+        let lost = (1..).find(|_| silence.grow_to(Duration::MAX, deadline).is_some());
+        assert_eq!(lost, Some(601));
     }
 }

@@ -278,7 +278,14 @@ impl Hub {
         if let Err(error) = waited
             && !matches!(error, Error::State(StateError::DeadlinePassed { .. }))
         {
-            return Err(error);
+            // An interrupted rank does not take part, unless the others have its number already.
+            let is_in = self.state.change(|state| {
+                state.surviving[rank] = state.survivors.is_some();
+                state.survivors.is_some()
+            });
+            if !is_in {
+                return Err(error);
+            }
         }
         let machine = self.health.machine();
         let survivors = self.state.change(|state| {
@@ -327,6 +334,7 @@ impl Transport for ThreadTransport {
             }
             ExchangeState::Pending(outcome) => {
                 let waited = self.hub.wait_for(&outcome, self.hub.health.deadline(), cancelled);
+                // Any other error means that the world has failed, and with it the exchange.
                 if cancelled().is_err() {
                     self.hub.withdraw(self.rank, subset);
                 }

@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, SockRef, Socket, Type};
 
 use super::join::RendezvousConfig;
 use crate::sys::fork::CloseInChildren;
@@ -15,9 +15,10 @@ const BIND_TIMEOUT: Duration = Duration::from_secs(3);
 const BIND_RETRY: Duration = Duration::from_millis(2);
 /// The number of free ports of one address that are tried at the other addresses.
 const FREE_PORTS: usize = 64;
-/// The number of connections that may wait to be accepted, the same as for the standard library's
-/// listeners.
-const BACKLOG: i32 = 128;
+/// The number of connections that may wait to be accepted, unless the system allows fewer
+/// (`net.core.somaxconn`): all ranks may connect before rank 0 accepts one. The standard library's
+/// listeners have 128.
+const BACKLOG: i32 = 4096;
 
 /// Sockets that listen at one port of several addresses of this host.
 #[derive(Debug)]
@@ -28,6 +29,10 @@ pub(super) struct Listeners {
 
 impl Listeners {
     pub(super) fn new(sockets: Vec<TcpListener>) -> Self {
+        for socket in &sockets {
+            // They listen already; if this fails, they go on with the shorter queue.
+            let _ = SockRef::from(socket).listen(BACKLOG);
+        }
         let _not_in_children = sockets.iter().map(CloseInChildren::new).collect();
         Self { _not_in_children, sockets }
     }

@@ -7,7 +7,7 @@
 //! The ranks of another library's communicator may exchange over a store of keys and values that
 //! the caller passes ([`side_channel`]).
 //!
-//! Its one operation is an *exchange*: an all-gather of bytes on the host. A subset of the ranks
+//! The one operation is an *exchange*: an all-gather of bytes on the host. A subset of the ranks
 //! can exchange ([`Rendezvous::subset`]), at the same time as other subsets; [`subset`] says how
 //! the exchanges are distinguished. Lost and finished ranks are always those of the whole world.
 
@@ -88,6 +88,8 @@ pub(crate) struct Rendezvous {
     survivors: Arc<OnceLock<Rendezvous>>,
     /// Held during an exchange of this rank in the subset.
     exchanging: Arc<CallLock>,
+    /// Held while this rank joins those that are left after a loss.
+    joining: Arc<CallLock>,
 }
 
 impl Rendezvous {
@@ -101,8 +103,19 @@ impl Rendezvous {
         recorder.rename(format!("rank {rank} of {}", hosts.len()));
         let subset = Arc::new(Subset::world(hosts.len()));
         let (hosts, checked) = (hosts.into(), false);
-        let (subsets, survivors, exchanging) = Default::default();
-        Self { rank, subset, hosts, checked, subsets, transport, recorder, survivors, exchanging }
+        let (subsets, survivors, exchanging, joining) = Default::default();
+        Self {
+            rank,
+            subset,
+            hosts,
+            checked,
+            subsets,
+            transport,
+            recorder,
+            survivors,
+            exchanging,
+            joining,
+        }
     }
 
     /// Returns the rendezvous of the ranks that are left after a loss, all of which call this, on
@@ -115,6 +128,8 @@ impl Rendezvous {
     /// [`WorldError::RankLost`](crate::WorldError::RankLost) if this rank is the lost one;
     /// [`WorldError::Rendezvous`](crate::WorldError::Rendezvous) if the ranks do not meet.
     pub(crate) fn survivors(&self) -> Result<Self> {
+        // A second thread of this rank waits here, and then finds that there is a world already.
+        let _alone = self.joining.lock(self.health().machine(), None, || Ok(()))?;
         let lost = self.require_loss()?;
         let _joining = self.recorder.begin(Operation::Survivors);
         let joined = self.transport.join_survivors(lost)?;
@@ -164,7 +179,7 @@ impl Rendezvous {
         let transport = Arc::clone(&self.transport);
         let recorder = Arc::clone(&self.recorder);
         let (hosts, checked) = (hosts.into(), self.checked);
-        let (subsets, survivors, exchanging) = Default::default();
+        let (subsets, survivors, exchanging, joining) = Default::default();
         Ok(Self {
             rank,
             subset,
@@ -175,6 +190,7 @@ impl Rendezvous {
             recorder,
             survivors,
             exchanging,
+            joining,
         })
     }
 

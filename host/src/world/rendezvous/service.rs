@@ -11,20 +11,19 @@ use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Waker, poll};
 use super::wire::{Kind, MAX_FRAME};
+use crate::machine::start_thread;
 use crate::sys::fork::Process;
 
 /// How long a process that closes its connections waits for its peers to have read everything.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long to retry while the system has no room for a thread, and the pause in between.
-const SPAWN_TIMEOUT: Duration = Duration::from_secs(10);
-const SPAWN_RETRY: Duration = Duration::from_millis(50);
 
 /// The connections of a process, to which any of its threads can send.
 pub(super) struct Links {
     connections: Vec<Connection>,
     /// Wakes the [`ServiceThread`], which polls the connections.
     waker: Waker,
-    /// Set once, before the waker wakes the thread for it; nothing else is handed over.
+    /// Whether the thread is to close the connections. Set once, before the waker wakes the thread;
+    /// it publishes no other memory.
     closing: AtomicBool,
 }
 
@@ -77,17 +76,10 @@ pub(super) struct ServiceThread<S: Service> {
 
 impl<S: Service> ServiceThread<S> {
     pub(super) fn start(rank: usize, service: S) -> io::Result<Self> {
-        let (service, start) = (Arc::new(service), Instant::now());
-        loop {
-            let (thread, shared) = (std::thread::Builder::new(), Arc::clone(&service));
-            match thread.name(format!("devcomm-rank-{rank}")).spawn(move || run(&*shared)) {
-                Err(_) if start.elapsed() < SPAWN_TIMEOUT => std::thread::sleep(SPAWN_RETRY),
-                thread => {
-                    let (process, thread) = (Process::current(), Some(thread?));
-                    return Ok(Self { service, process, thread });
-                }
-            }
-        }
+        let service = Arc::new(service);
+        let shared = Arc::clone(&service);
+        let thread = start_thread(&format!("devcomm-rank-{rank}"), move || run(&*shared))?;
+        Ok(Self { service, process: Process::current(), thread: Some(thread) })
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
-use super::heartbeat::{Silence, interval};
+use super::heartbeat::{LIMIT, Silence, interval};
 use super::hub::absence;
 use super::subset::Subset;
 use super::survivors::JoinedWorld;
@@ -61,6 +61,13 @@ pub trait SideChannel: Send + Sync {
         let _ = key;
         Ok(())
     }
+
+    /// Returns the time for which a rank may set nothing, unless the deadline is shorter. It is
+    /// 20 s: a thread sets a heartbeat each second, however busy the rank is. A channel whose calls
+    /// wait for more than the store, such as for the lock of an interpreter, returns a longer time.
+    fn longest_silence(&self) -> Duration {
+        LIMIT
+    }
 }
 
 impl Communicator {
@@ -69,7 +76,8 @@ impl Communicator {
     /// lengths, compare the requirements of device communicators, and get
     /// [`WorldError::RankLost`](crate::WorldError::RankLost) in waits of this context when a rank
     /// does not come to a call that others wait in until the deadline, or, once it has joined, says
-    /// nothing over the channel for as long, or for 20 s. With `None` they wait forever. Operations
+    /// nothing over the channel for as long, or for the channel's
+    /// [`longest_silence`](SideChannel::longest_silence). With `None` they wait forever. Operations
     /// of the communicator that run at a loss are not aborted, as the other library owns it.
     ///
     /// [`Rank::communicator_from_raw`](crate::Rank::communicator_from_raw) uses the connections of
@@ -236,7 +244,7 @@ impl Member {
             // A rank that has not joined yet is no silent one: exchanges wait until the deadline.
             *last = heard;
             silence.end();
-        } else if let Some(why) = silence.grow(self.deadline) {
+        } else if let Some(why) = silence.grow_to(self.channel.longest_silence(), self.deadline) {
             self.announce(*watched, why);
         }
         Ok(())
@@ -251,7 +259,7 @@ impl Member {
         cancelled: Cancelled<'_>,
     ) -> Result<Vec<u8>> {
         let machine = self.health.machine();
-        // Simulated ranks run one at a time.
+        // A wait in the store would stop all simulated ranks, since they run one at a time.
         let get = if machine.is_simulated() { Duration::ZERO } else { GET };
         let mut found = None;
         machine.poll(Wakes::Notified, limit, || {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
@@ -27,7 +27,8 @@ use crate::device::{Health, recorder};
 use crate::error::Result;
 use crate::machine::{Machine, Shared};
 
-/// The interval of the three TCP keepalive probes, which detect a host that went down.
+/// How long a connection is idle before TCP probes it, and the time between the three probes, which
+/// detect a host that went down.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 
 /// Returns the connections to ranks that have joined.
@@ -79,11 +80,18 @@ impl Root {
         match self.hub.contribute(rank, subset, request, bytes) {
             ExchangeState::Complete(complete) => {
                 let (payload, outcome) = (pack(&complete.all), complete.outcome.clone());
+                let mut beaten = Instant::now();
                 for (&member, request) in subset.members().iter().zip(&complete.requests) {
                     // Rank 0 gets the result by `publish`.
                     if member > 0 {
                         let payload = [&request.to_le_bytes(), payload.as_slice()];
                         self.links.send(member - 1, Kind::Gathered, &payload);
+                    }
+                    // To authenticate large results for many ranks takes longer than this process
+                    // may be silent, and this may be the thread that says that it runs.
+                    if beaten.elapsed() >= self.interval() {
+                        beaten = Instant::now();
+                        self.send_to_all(Kind::Alive, &[]);
                     }
                 }
                 self.hub.publish(complete);

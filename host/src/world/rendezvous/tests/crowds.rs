@@ -6,6 +6,7 @@ use std::path::Path;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use super::super::listen::Listeners;
 use super::super::strangers::Strangers;
 use super::processes::{as_rank, job};
 use super::tokens::with_token;
@@ -134,4 +135,17 @@ fn too_many_open_files_and_threads_that_do_not_start_do_not_end_the_job() {
     }
     let folder = tempfile::tempdir().unwrap();
     job(TEST, 2).env(WELCOMED, folder.path().join("welcomed")).run().unwrap();
+}
+
+#[test]
+fn hundreds_of_ranks_connect_before_one_is_accepted() {
+    const RANKS: usize = 300;
+    let allowed = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+    assert!(allowed.trim().parse::<usize>().unwrap() >= RANKS, "the system allows {allowed}");
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    let listeners = Listeners::bind_all(&[any], 0).unwrap();
+    let address = SocketAddr::from(([127, 0, 0, 1], listeners.port().unwrap()));
+    let connect = |_| TcpStream::connect_timeout(&address, Duration::from_secs(1)).unwrap();
+    let connected: Vec<_> = (0..RANKS).map(connect).collect();
+    assert_eq!(connected.len(), RANKS);
 }

@@ -1,8 +1,8 @@
 //! Tests of waits that are interrupted.
 
 use std::cell::Cell;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Barrier};
 
 use signal_hook::consts::SIGINT;
 
@@ -44,6 +44,61 @@ fn a_rank_that_is_interrupted_in_an_exchange_is_lost() {
             Ok(())
         });
         done.unwrap();
+    }
+}
+
+/// Interrupts rank `interrupted` of 3 while it joins those that are left after the loss of rank 2.
+/// The other one, which calls later, goes on alone if `alone`, or not at all.
+fn assert_interrupted_shrink(world: &Rendezvous, interrupted: usize, met: &Barrier, alone: bool) {
+    let rank = world.rank();
+    if rank == 2 {
+        return world.fail("it fails");
+    }
+    while world.health().check().is_ok() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    if rank == interrupted {
+        let asked = Cell::new(0);
+        let third = move || asked.replace(asked.get() + 1) == 2;
+        let start = Instant::now();
+        let error = interruptible(third, || world.survivors()).err().unwrap();
+        assert!(matches!(error, Error::State(StateError::Interrupted)), "{error}");
+        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+        met.wait();
+        // The other rank waits for this one meanwhile, which says what has become of it.
+        thread::sleep(Duration::from_millis(100));
+        world.fail("it was interrupted");
+    } else {
+        met.wait();
+        if alone {
+            assert_eq!(world.survivors().unwrap().n_ranks(), 1);
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_is_interrupted_while_it_joins_the_survivors_is_not_one() {
+    for interrupted in [0, 1] {
+        let met = Barrier::new(2);
+        together(&configs(3, AMPLE), |_, world| {
+            assert_interrupted_shrink(&world.unwrap(), interrupted, &met, false);
+        });
+        let done = run_threads(&Machine::Gpus, 3, None, |world| -> Result<()> {
+            assert_interrupted_shrink(world, interrupted, &met, true);
+            Ok(())
+        });
+        done.unwrap();
+    }
+}
+
+#[test]
+fn a_rank_that_waits_for_the_others_to_join_is_interrupted() {
+    for rank in [0, 1] {
+        let config = configs(2, AMPLE).swap_remove(rank);
+        let asked = Cell::new(0);
+        let third = move || asked.replace(asked.get() + 1) == 2;
+        let error = interruptible(third, || config.join()).err().unwrap();
+        assert!(matches!(error, Error::State(StateError::Interrupted)), "{error}");
     }
 }
 

@@ -83,6 +83,33 @@ fn threads_go_on_after_a_loss() {
 }
 
 #[test]
+fn two_threads_of_a_rank_do_not_both_go_on_after_a_loss() {
+    let twice = |world: &Rendezvous| {
+        if world.rank() == 2 {
+            return world.fail("it fails");
+        }
+        while world.health().check().is_ok() {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let worlds = thread::scope(|scope| {
+            let join = || scope.spawn(|| world.survivors());
+            [join(), join()].map(|thread| thread.join().unwrap())
+        });
+        let why: Vec<String> =
+            worlds.iter().filter_map(|world| Some(world.as_ref().err()?.to_string())).collect();
+        assert!(why.len() == 1 && why[0].contains("a world already"), "{why:?}");
+        let two = worlds.into_iter().find_map(Result::ok).unwrap();
+        assert_eq!(originals(&two, world.rank()), [0, 1]);
+    };
+    together(&configs(3, AMPLE), |_, world| twice(&world.unwrap()));
+    let done = run_threads(&Machine::Gpus, 3, None, |world| -> Result<()> {
+        twice(world);
+        Ok(())
+    });
+    done.unwrap();
+}
+
+#[test]
 fn ranks_that_come_too_late_are_excluded_and_too_few_do_not_go_on() {
     let mut configs = configs(5, Duration::from_secs(2));
     configs.iter_mut().for_each(|config| config.deadline = Some(AMPLE));
@@ -337,7 +364,7 @@ fn end_all_but_one(test: &str, seed: u64, folder: &Path) {
         for _ in 0..at_once {
             let victim = alive.remove(random.usize(..alive.len()));
             let mut process = ranks.running[victim as usize].take().unwrap();
-            // A rank that is alone needs that the first one of two has ended.
+            // Of two ranks, the second goes on alone only if the first one's process has ended.
             let may_stop = at_once == 1 && (alive.len() > 1 || alive[0] < victim);
             if may_stop && random.u8(..4) == 0 {
                 // SAFETY: a child that was not waited for, so that its number is its own.
