@@ -21,12 +21,7 @@
 use cuda_std::atomic::Order as MemoryOrder;
 use nccl_device::TileExchange;
 
-use crate::files::gemm::epilogue::Identity;
-use crate::files::gemm::factors::origin;
-use crate::files::gemm::gemm_wgmma::{CLUSTER, TILE_M, product_with};
-use crate::files::gemm::hooks::{CopyingRegisters, Hooks};
-use crate::files::gemm::order::{Order, cluster, clusters};
-use crate::prelude::*;
+use crate::files::gemm::prelude::*;
 
 /// Rows that a warp pushes before it sets their flag.
 const ROWS: u32 = 4;
@@ -77,12 +72,19 @@ pub unsafe fn allgather_gemm(
 ) {
     let (team, maps) = (comm.lsa_team(), [&*first, &*second]);
     let gather = Gather { comm: &comm, team, gathered: &gathered, maps, m, k };
-    gather.prepare();
-    // SAFETY: the kernel's caller passes the matrices and windows; all threads are done at `end`.
+    if thread::thread_idx_x() == 0 {
+        // SAFETY: no other thread uses the word before the barrier.
+        unsafe { mem::store(arrived(), 0) };
+    }
+    thread::sync_threads();
+    // SAFETY: the kernel's caller passes the matrices and windows. The product ends with a barrier,
+    // after which one thread ends the exchange.
     unsafe {
         let (maps, epilogue) = ([&*own, &*b, &*c], Identity::<bf16>::new());
         product_with::<bf16, _>(maps, unaligned, [m, n, k], [false; 2], epilogue, &gather);
-        gather.end();
+        if thread::thread_idx_x() == 0 {
+            gather.exchange().end(Coop::thread());
+        }
     }
 }
 
@@ -113,34 +115,13 @@ struct Gather<'a> {
 }
 
 impl Gather<'_> {
-    /// Prepares the block's shared memory. All threads of the block call it first.
-    fn prepare(&self) {
-        if thread::thread_idx_x() == 0 {
-            // SAFETY: no other thread uses the word before the barrier.
-            unsafe { mem::store(arrived(), 0) };
-        }
-        thread::sync_threads();
-    }
-
-    /// Returns the exchange of this launch. The kernel's contract holds; the previous kernels have
-    /// ended.
+    /// Returns the exchange of this launch, under the kernel's contract, after previous kernels.
     unsafe fn exchange(&self) -> TileExchange<'_, bf16> {
         let Gathered { banks, flags, state, .. } = *self.gathered;
-        // SAFETY: the caller passes the exchange's windows and state, and the previous kernels
-        // have ended.
+        // SAFETY: the caller passes the exchange's windows and state, after the previous kernels.
         unsafe { TileExchange::begin(self.comm, banks, flags, state) }
     }
 
-    /// Ends this launch. The kernel's contract holds. All threads of the block call it after the
-    /// product, which ends with a barrier.
-    unsafe fn end(&self) {
-        if thread::thread_idx_x() == 0 {
-            // SAFETY: thread 0 ends the exchange once, after the barrier that ends the product.
-            unsafe { self.exchange().end(Coop::thread()) };
-        }
-    }
-
-    /// Returns the number of rows of each rank.
     fn rows_per_rank(&self) -> u32 {
         self.m / self.team.n_ranks as u32
     }

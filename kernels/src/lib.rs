@@ -48,41 +48,32 @@ mod files {
     pub mod lsa_allreduce;
 }
 
-pub use files::allgather_gemm::*;
-pub use files::collectives;
 pub use files::collectives::lamport_allreduce::{lamport_allreduce, lamport_allreduce_two};
-pub use files::collectives::lamport_allreduce_any::lamport_allreduce_any;
-pub use files::collectives::lamport_exchange::lamport_exchange;
-pub use files::collectives::lamport_exchange_v::lamport_exchange_v;
-pub use files::collectives::lamport_reduce_scatter::lamport_reduce_scatter;
-pub use files::collectives::lamport_rmsnorm::lamport_rmsnorm;
-pub use files::collectives::pull_reduce_scatter::pull_reduce_scatter;
-pub use files::collectives::push_allreduce::push_allreduce;
-pub use files::collectives::push_exchange::push_exchange;
-pub use files::collectives::push_exchange_v::push_exchange_v;
-pub use files::collectives::rmsnorm::rmsnorm;
-pub use files::collectives::rmsnorm_block::rmsnorm_block;
-pub use files::expert_parallel;
-pub use files::expert_parallel::ep_combine::ep_combine;
-pub use files::expert_parallel::ep_combine_counted::ep_combine_counted;
-pub use files::expert_parallel::ep_combine_hybrid::ep_combine_hybrid;
-pub use files::expert_parallel::ep_dispatch::ep_dispatch;
-pub use files::expert_parallel::ep_dispatch_counted::ep_dispatch_counted;
-pub use files::expert_parallel::ep_dispatch_hybrid::ep_dispatch_hybrid;
-pub use files::expert_parallel::ep_expand::ep_expand;
-pub use files::expert_parallel::ep_layout::ep_layout;
-pub use files::gemm;
-pub use files::gemm::gemm_blocks::gemm_blocks;
-pub use files::gemm::gemm_grouped::gemm_grouped;
-pub use files::gemm::gemm_grouped_mma::gemm_grouped_mma;
+pub use files::collectives::{
+    lamport_allreduce_any::lamport_allreduce_any, lamport_exchange::lamport_exchange,
+    lamport_exchange_v::lamport_exchange_v, lamport_reduce_scatter::lamport_reduce_scatter,
+    lamport_rmsnorm::lamport_rmsnorm, pull_reduce_scatter::pull_reduce_scatter,
+    push_allreduce::push_allreduce, push_exchange::push_exchange, push_exchange_v::push_exchange_v,
+    rmsnorm::rmsnorm, rmsnorm_block::rmsnorm_block,
+};
+pub use files::expert_parallel::{
+    ep_combine::ep_combine, ep_combine_counted::ep_combine_counted,
+    ep_combine_hybrid::ep_combine_hybrid, ep_dispatch::ep_dispatch,
+    ep_dispatch_counted::ep_dispatch_counted, ep_dispatch_hybrid::ep_dispatch_hybrid,
+    ep_expand::ep_expand, ep_layout::ep_layout,
+};
 pub use files::gemm::gemm_mma::{gemm_mma, gemm_mma_f32};
 pub use files::gemm::gemm_swapped::{gemm_swapped, gemm_swapped_sliced};
 pub use files::gemm::gemm_unswapped::{gemm_unswapped, gemm_unswapped_sliced};
 pub use files::gemm::gemm_wgmma::{gemm_wgmma, gemm_wgmma_f32};
-pub use files::gemm_allreduce;
-pub use files::gemm_allreduce::gemm_allreduce_mma::gemm_allreduce_mma;
-pub use files::gemm_allreduce::gemm_allreduce_swapped::gemm_allreduce_swapped;
+pub use files::gemm::{
+    gemm_blocks::gemm_blocks, gemm_grouped::gemm_grouped, gemm_grouped_mma::gemm_grouped_mma,
+};
 pub use files::gemm_allreduce::gemm_allreduce_wide::{
     gemm_allreduce_two_shot, gemm_allreduce_wide, gemm_allreduce_wide_f8, gemm_reduce_scatter_wide,
 };
-pub use files::{gin_put_signal::*, lsa_allreduce::*};
+pub use files::gemm_allreduce::{
+    gemm_allreduce_mma::gemm_allreduce_mma, gemm_allreduce_swapped::gemm_allreduce_swapped,
+};
+pub use files::{allgather_gemm::*, gin_put_signal::*, lsa_allreduce::*};
+pub use files::{collectives, expert_parallel, gemm, gemm_allreduce};

@@ -21,8 +21,7 @@ pub fn lsa_allreduce<T: Accumulate>(comm: DevComm, send: Window<T>, recv: Window
     let team = comm.lsa_team();
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
     barrier.sync(MemoryOrder::Acquire); // Every rank's input is complete.
-    // SAFETY: the launch checks that both windows have `count` elements in every rank; between the
-    // barriers each element is accessed by one thread of one rank.
+    // SAFETY: the launch checks both lengths; between the barriers one thread accesses an element.
     unsafe {
         match team.n_ranks {
             1 => sum_slice::<T, 1, 4>(team, send, recv, count),

@@ -20,8 +20,8 @@ const LARGEST_FINITE: u32 = f32::MAX.to_bits();
 /// the scale is at most `2^119`, so that they stay finite: more than `1.75 * 2^127` becomes that.
 #[derive(Clone, Copy)]
 pub(crate) struct Scale {
-    /// The exponent of the scale as an `f32`, with its bias of 127.
-    exponent: u32,
+    /// The exponent of the scale as an `f32`, with its bias of 127: a byte.
+    pub(crate) exponent: u32,
 }
 
 impl Scale {
@@ -42,16 +42,6 @@ impl Scale {
     /// Returns 1 over the scale: the biased exponents of both add up to twice the bias.
     pub(crate) fn inverse(self) -> f32 {
         f32::from_bits((2 * 127 - self.exponent) << FRACTION)
-    }
-
-    /// Returns the scale with this [`byte`](Self::byte).
-    pub(crate) fn from_byte(byte: u32) -> Self {
-        Self { exponent: byte }
-    }
-
-    /// Returns the byte that stands for the scale.
-    pub(crate) fn byte(self) -> u32 {
-        self.exponent
     }
 
     pub(crate) fn value(self) -> f32 {

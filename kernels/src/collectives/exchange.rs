@@ -24,7 +24,6 @@ impl Messages {
     /// The `sender` if all ranks send.
     pub const ALL: u32 = u32::MAX;
 
-    /// Returns whether a rank sends.
     pub(super) fn are_from(self, rank: i32) -> bool {
         self.sender == Self::ALL || self.sender == rank as u32
     }

@@ -2,10 +2,7 @@
 //! without separate flags (`Lamport`), and reduces what it receives. This is for short messages,
 //! and for two ranks, between which an all-reduce in two steps would move no fewer bytes.
 
-use super::elements::Elements;
-use super::one_step::{is_long, threads, wait_for_previous};
-use super::reduction::Reduction;
-use crate::prelude::*;
+use super::prelude::*;
 
 /// Reduces `input` over the ranks: `output[i]` becomes the reduction of `input[i]`, for `i <
 /// count`, in every rank of the LSA team of `N` ranks.
@@ -66,7 +63,7 @@ pub unsafe fn lamport_allreduce_two<T: Accumulate<Acc = f32>>(
 /// The most vectors of a thread of [`lamport_allreduce()`]; more would take too many registers.
 pub const ROWS: usize = 2;
 
-/// The number of vectors by which a thread of [`lamport_allreduce_two`] sends ahead of receiving.
+/// The number of vectors by which a thread of [`lamport_allreduce_two()`] sends ahead.
 const AHEAD: u32 = 2;
 
 struct Part<T> {
@@ -97,8 +94,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         }
     }
 
-    /// Reduces any number of vectors of a thread, which sends vectors while it waits for earlier
-    /// ones.
+    /// Reduces any number of vectors of a thread, which sends while it waits for earlier ones.
     unsafe fn reduce_by_two(&self, comm: &DevComm, memory: &LamportMemory) {
         let mut at = thread::index_1d();
         let mut next = at + threads();

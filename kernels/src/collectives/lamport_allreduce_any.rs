@@ -4,11 +4,8 @@
 
 use cuda_std::reduce::Number;
 
-use super::elements::Elements;
-use super::marks::{MARKS, marked, slots, unmarked};
-use super::one_step::{OneStep, exchange};
-use super::reduction::Reduction;
-use crate::prelude::*;
+use super::marks::slots;
+use super::prelude::*;
 
 /// Reduces `input` over the ranks: `output[i]` becomes the reduction of `input[i]`, for `i <
 /// count`, in every rank of the LSA team, which has 2, 4 or 8 ranks.
@@ -26,12 +23,11 @@ use crate::prelude::*;
 ///
 /// `input` and `output` have `count` elements, and nothing else accesses them until the kernel has
 /// ended. `memory` is as [`LamportSlots`] needs it.
-///
-/// [`LamportSlots`]: nccl_device::LamportSlots
 #[kernel(
     T = [i8, u8, i32, u32, i64, u64, f64, F8E4M3, F8E5M2],
     max_threads = 512,
-    min_blocks = 1
+    min_blocks = 1,
+    requires(block.x.is_multiple_of(32))
 )]
 pub unsafe fn lamport_allreduce_any<T: Accumulate>(
     comm: DevComm,
@@ -42,13 +38,9 @@ pub unsafe fn lamport_allreduce_any<T: Accumulate>(
     operator: u32,
     divisor: u32,
 ) {
-    let part = Part {
-        input: Elements::new(input.cast_mut(), count),
-        output: Elements::new(output, count),
-        used: slots(count * size_of::<T>()) as u32,
-        operator,
-        divisor,
-    };
+    let (input, output) = (Elements::new(input.cast_mut(), count), Elements::new(output, count));
+    let used = slots(count * size_of::<T>()) as u32;
+    let part = Part { input, output, used, operator, divisor };
     // SAFETY: the kernel's caller guarantees the elements and the memory of the slots.
     unsafe { exchange(&comm, &memory, &part) }
 }
@@ -105,7 +97,7 @@ impl<T: Accumulate> OneStep for Part<T> {
         slot: u32,
         mine: &[Vec16<T>; N],
     ) {
-        // SAFETY: all lanes of a warp call this together, and only this thread uses the slot.
+        // SAFETY: a whole warp calls this, and only this thread uses the slot.
         unsafe {
             let message = marked(mine[0]);
             for distance in 1..N {

@@ -1,12 +1,9 @@
 //! All-gather, broadcast and all-to-all of short messages within the LSA team in one step, by
 //! messages without separate flags (`Lamport`), which have marks.
 
-use super::exchange::Messages;
 pub use super::marks::slots;
-use super::marks::{Place, marked, unmarked};
 pub use super::one_step::is_long;
-use super::one_step::{OneStep, exchange, threads};
-use crate::prelude::*;
+use super::prelude::*;
 
 /// Sends messages between the ranks of the LSA team, which has 2, 4 or 8 ranks.
 ///
@@ -24,9 +21,12 @@ use crate::prelude::*;
 /// `input` has the messages, in ranks that send, and `output` has `messages.output_bytes`. Nothing
 /// else accesses these until the kernel has ended, and they do not overlap, except that a rank's
 /// message to itself may be in its place. `memory` is as [`LamportSlots`] needs it.
-///
-/// [`LamportSlots`]: nccl_device::LamportSlots
-#[kernel(T = [Vector, LongVector, u32, u8], max_threads = 512, min_blocks = 2)]
+#[kernel(
+    T = [Vector, LongVector, u32, u8],
+    max_threads = 512,
+    min_blocks = 2,
+    requires(block.x.is_multiple_of(32))
+)]
 pub unsafe fn lamport_exchange<T: Unit>(
     comm: DevComm,
     memory: LamportMemory,
@@ -63,8 +63,7 @@ impl<T: Unit> Part<'_, T> {
         let from = opaque::<T>(from);
         let message = self.output.wrapping_byte_add(self.messages.output(from));
         if let Some(place) = self.place(slot) {
-            // SAFETY: the kernel's caller guarantees the messages, and only this thread has this
-            // part of them.
+            // SAFETY: the kernel's caller guarantees the messages; one thread has this part.
             unsafe { store(message, place, payload) };
         }
     }
@@ -88,8 +87,7 @@ impl<T: Unit> OneStep for Part<'_, T> {
     unsafe fn prefetch<const N: usize>(&self, slot: u32) {
         let Some(place) = self.place(slot).filter(|place| place.left > 0) else { return };
         for distance in 0..N {
-            // SAFETY: the kernel's caller guarantees the messages, and only this thread has this
-            // part of them.
+            // SAFETY: the kernel's caller guarantees the messages.
             unsafe { mem::prefetch(place.address_in(self.message(distance))) };
         }
     }
@@ -99,8 +97,7 @@ impl<T: Unit> OneStep for Part<'_, T> {
         let mut loaded = [Vec16::from_bits([0; 4]); N];
         let Some(place) = self.place(slot) else { return loaded };
         for distance in 0..N {
-            // SAFETY: the kernel's caller guarantees the messages, and only this thread has this
-            // part of them.
+            // SAFETY: the kernel's caller guarantees the messages, which nothing writes.
             loaded[distance] = unsafe { load(self.message(distance), place) };
         }
         loaded
@@ -115,14 +112,13 @@ impl<T: Unit> OneStep for Part<'_, T> {
     ) {
         let me = self.comm.lsa_team().rank;
         for distance in 1..N {
-            // SAFETY: all lanes of a warp call this together, and only this thread uses the slot.
+            // SAFETY: a whole warp calls this, and only this thread uses the slot.
             unsafe { session.send(distance, slot, marked(mine[distance])) };
         }
         let is_in_place = self.input.wrapping_byte_add(self.messages.input(me)).addr()
             == self.output.wrapping_byte_add(self.messages.output(me)).addr();
         if !is_in_place {
-            // SAFETY: the kernel's caller guarantees the messages, and only this thread has this
-            // part of them.
+            // SAFETY: the kernel's caller guarantees the messages; one thread has this part.
             unsafe { self.store(me, slot, mine[0]) };
         }
     }
@@ -136,8 +132,7 @@ impl<T: Unit> OneStep for Part<'_, T> {
 
     unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, slot: u32) {
         let sender = self.messages.sender;
-        // SAFETY: the session has begun, only this thread uses the slot, and all lanes call this
-        // together.
+        // SAFETY: only this thread uses the slot, and all lanes call this together.
         unsafe {
             if sender == Messages::ALL {
                 let (me, nothing) = (self.comm.lsa_team().rank, Vec16::from_bits([0; 4]));
@@ -155,8 +150,7 @@ impl<T: Unit> OneStep for Part<'_, T> {
 
     unsafe fn receive_two<const N: usize>(&self, session: &Lamport<'_, N>, slots: [u32; 2]) {
         let peer = 1 - self.comm.lsa_team().rank;
-        // SAFETY: the session has begun, only this thread uses the slots, and all lanes call this
-        // together.
+        // SAFETY: only this thread uses the slots, and all lanes call this together.
         unsafe {
             if self.messages.are_from(peer) {
                 let received: [Vec16<u32>; 2] =

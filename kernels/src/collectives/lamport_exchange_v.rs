@@ -4,9 +4,8 @@
 //! In front of its message a rank sends each peer a vector that says where the peer's message
 //! belongs. So every message has a slot, and `push_exchange_v` knows where long ones go.
 
-use super::exchange::Parts;
-use super::marks::{self, MARKS, Place, marked, unmarked};
-use crate::prelude::*;
+use super::marks;
+use super::prelude::*;
 
 /// The bytes in front of a message.
 const HEADER: usize = 16;
@@ -29,7 +28,7 @@ const HEADER: usize = 16;
 /// `input` has the parts that are sent, `output` those that are received, and `offers`, aligned to
 /// 16 bytes, two numbers for each rank. Nothing else accesses these until the kernel has ended, and
 /// they do not overlap. `memory` is as [`LamportSlots`] needs it.
-#[kernel(max_threads = 512, min_blocks = 2)]
+#[kernel(max_threads = 512, min_blocks = 2, requires(block.x.is_multiple_of(32)))]
 pub unsafe fn lamport_exchange_v(
     comm: DevComm,
     memory: LamportMemory,
@@ -153,8 +152,7 @@ impl Exchange<'_> {
         slots(self.short(bytes)) as u32
     }
 
-    /// Returns where in a message of this many bytes the payload of a slot is; `None` for the
-    /// header and for marks.
+    /// Returns where in such a message a slot's payload is; `None` for the header and marks.
     fn place(&self, slot: u32, bytes: usize) -> Option<Place> {
         if slot > 0 { Place::of(slot, HEADER, self.short(bytes)) } else { None }
     }

@@ -1,10 +1,7 @@
 //! Reduce-scatter of short messages within the LSA team in one step: every rank sends to each peer
 //! the part that the peer reduces, in messages without separate flags (`Lamport`).
 
-use super::elements::Elements;
-use super::one_step::{OneStep, exchange};
-use super::reduction::Reduction;
-use crate::prelude::*;
+use super::prelude::*;
 
 /// Reduces this rank's part: `output[i]` becomes the reduction over the ranks of `input[rank *
 /// count + i]`, where `rank` is this rank, for `i < count`, in every rank of the LSA team, which
@@ -20,8 +17,6 @@ use crate::prelude::*;
 ///
 /// `output` has `count` elements, and `input` `count` for each rank. Nothing else accesses them
 /// until the kernel has ended. `memory` is as [`LamportSlots`] needs it.
-///
-/// [`LamportSlots`]: nccl_device::LamportSlots
 #[kernel(T = [f32, f16, bf16], max_threads = 512, min_blocks = 2)]
 pub unsafe fn lamport_reduce_scatter<T: Accumulate<Acc = f32>>(
     comm: DevComm,

@@ -1,4 +1,4 @@
-//! Messages of any bits in slots that are empty while a word of them is [`EMPTY`].
+//! Messages of any bits, in slots that count as empty while one of their words is [`EMPTY`].
 //!
 //! That word may also be payload. So 31 lanes of a warp send 16 bytes each, and the last one sends
 //! *marks*: which of those words were [`EMPTY`].
@@ -17,11 +17,11 @@ pub const fn slots(bytes: usize) -> usize {
 }
 
 /// Returns what a lane sends: its payload or, for each word, a mask of the lanes where it is
-/// [`EMPTY`]. The lane of the marks has payload 0, so that its bit is never set in a mark. All
-/// lanes of the warp call this together.
+/// [`EMPTY`]. The lane of the marks has payload 0, so that its bit is never set in a mark. A whole
+/// warp calls this.
 pub(super) unsafe fn marked<T: Element>(payload: Vec16<T>) -> Vec16<T> {
     let words = payload.to_bits();
-    // SAFETY: all lanes of the warp are here, as the caller guarantees.
+    // SAFETY: the whole warp is here, as the caller guarantees.
     unsafe {
         if !warp::any(words.contains(&EMPTY)) {
             return payload;
@@ -31,12 +31,11 @@ pub(super) unsafe fn marked<T: Element>(payload: Vec16<T>) -> Vec16<T> {
     }
 }
 
-/// Returns the payload that a lane has received, with the words that are marked as [`EMPTY`]. All
-/// lanes of the warp call this together.
+/// Returns the payload that a lane has received, with the marked words. A whole warp calls this.
 pub(super) unsafe fn unmarked<T: Element>(received: Vec16<T>) -> Vec16<T> {
     let words = received.to_bits();
     let is_mark = warp::lane_id() == MARKS && words != [0; 4];
-    // SAFETY: all lanes of the warp are here, as the caller guarantees.
+    // SAFETY: the whole warp is here, as the caller guarantees.
     unsafe {
         if !warp::any(is_mark) {
             return received;
@@ -74,8 +73,7 @@ impl Place {
         message.wrapping_byte_add(self.at)
     }
 
-    /// Loads the part element by element, 0 after the last one. The message is allocated, and
-    /// nothing writes these elements.
+    /// Loads the part by elements, 0 after the last one. The message is allocated and not written.
     pub(super) unsafe fn load<T: Element + Into<u128>>(self, message: *const T) -> Vec16<T> {
         let mut bits = 0;
         self.each::<T>(|i| {
@@ -87,8 +85,7 @@ impl Place {
         Vec16::from_bits([0, 32, 64, 96].map(|shift: u32| (bits >> shift) as u32))
     }
 
-    /// Stores the part element by element. The message is allocated, and nothing else accesses
-    /// these elements.
+    /// Stores the part by elements, which are allocated, and which nothing else accesses.
     pub(super) unsafe fn store<T: Element>(self, message: *mut T, payload: Vec16<T>) {
         // SAFETY: the caller guarantees this part of the message.
         self.each::<T>(|i| unsafe {

@@ -24,6 +24,17 @@ pub mod rmsnorm;
 pub mod rmsnorm_block;
 mod strip;
 
+/// The names that many files use.
+mod prelude {
+    pub(super) use super::elements::Elements;
+    pub(super) use super::exchange::{Messages, Parts, Target};
+    pub(super) use super::marks::{MARKS, Place, marked, unmarked};
+    pub(super) use super::one_step::{OneStep, exchange, is_long, threads, wait_for_previous};
+    pub(super) use super::reduction::Reduction;
+    pub(super) use super::strip::{self, ROW};
+    pub(super) use crate::prelude::*;
+}
+
 /// Threads of each kernel that a multiprocessor of sm_90 has room for, by its registers. A kernel
 /// is named without its types. Plans rely on these; a test compares them with `ptxas`'s report.
 pub mod room {

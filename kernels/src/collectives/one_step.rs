@@ -60,8 +60,8 @@ pub(super) trait OneStep {
     unsafe fn receive_nothing<const N: usize>(&self, _session: &Lamport<'_, N>) {}
 }
 
-/// Runs a collective among the 2, 4 or 8 ranks of the LSA team. All threads of the grid call this.
-/// The memory is as [`LamportSlots`] needs it.
+/// Runs a collective among the 2, 4 or 8 ranks of the LSA team. The whole grid calls this. The
+/// memory is as [`LamportSlots`] needs it.
 pub(super) unsafe fn exchange(comm: &DevComm, memory: &LamportMemory, collective: &impl OneStep) {
     // SAFETY: the caller guarantees the memory, and the team has the ranks that the slots are for.
     unsafe {
@@ -74,8 +74,7 @@ pub(super) unsafe fn exchange(comm: &DevComm, memory: &LamportMemory, collective
     }
 }
 
-/// Runs a collective among the `N` ranks of the LSA team. The memory is as [`LamportSlots`] needs
-/// it. All threads of the grid call this.
+/// Does the same as [`exchange`], for `N` ranks.
 unsafe fn exchange_of<C: OneStep, const N: usize>(
     comm: &DevComm,
     memory: &LamportMemory,
@@ -132,6 +131,7 @@ unsafe fn exchange_of<C: OneStep, const N: usize>(
             collective.receive_nothing(&session);
         }
         if !sends {
+            // This rank has waited at once: it had no time in which to end the session before.
             thread::sync_threads();
             session.end(Coop::cta());
         }

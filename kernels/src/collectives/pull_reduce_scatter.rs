@@ -1,9 +1,7 @@
 //! Reduce-scatter of long messages within the LSA team: every rank loads its part of the peers'
 //! inputs, between two barriers.
 
-use super::reduction::Reduction;
-use super::strip::{self, ROW};
-use crate::prelude::*;
+use super::prelude::*;
 
 /// Reduces this rank's part: `output[i]` becomes the reduction over the ranks of `input[first +
 /// rank * count + i]`, where `rank` is this rank and `count` is `len` divided by the number of
@@ -62,7 +60,7 @@ struct Part<T> {
 
 impl<T: Accumulate<Acc = f32>> Part<T> {
     /// Reduces this thread's vectors, with `UNROLL` of each rank in flight. The team has `N` ranks.
-    /// All threads of the grid call this.
+    /// The whole grid calls this.
     unsafe fn reduce<const N: usize, const UNROLL: usize>(&self, comm: &DevComm) {
         let Self { team, input, .. } = *self;
         let vectors = self.len / Vec16::<T>::LANES / N;
@@ -75,8 +73,7 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         grid::wait_for_previous();
         grid::launch_next();
         let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
-        // After this, the inputs of all ranks are complete.
-        barrier.sync(MemoryOrder::Acquire);
+        barrier.sync(MemoryOrder::Acquire); // Now the inputs of all ranks are complete.
         for at in strip::of_grid::<UNROLL>(vectors) {
             let mut loaded = [[Vec16::<T>::from_bits([0; 4]); N]; UNROLL];
             // SAFETY: the kernel's caller guarantees the memory; one thread reduces each vector.

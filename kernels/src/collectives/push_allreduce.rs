@@ -6,10 +6,7 @@
 //! with the same block of every peer ends the round, so a chunk has two slots. The barrier waits
 //! until all stores of the block have arrived; long chunks make that rare.
 
-use super::elements::Elements;
-use super::reduction::Reduction;
-use super::strip::{self, ROW};
-use crate::prelude::*;
+use super::prelude::*;
 
 /// Vectors that a thread pushes at a time.
 const PUSHED: usize = 4;
@@ -63,17 +60,9 @@ pub unsafe fn push_allreduce<T: Accumulate<Acc = f32>>(
 ) {
     let n_ranks = comm.lsa_team().n_ranks as usize;
     let vectors = count.div_ceil(Vec16::<T>::LANES);
-    let block = Block {
-        comm: &comm,
-        input,
-        output,
-        output_first: first,
-        count,
-        part: (vectors + n_ranks - 1) >> n_ranks.trailing_zeros(), // It is 2, 4 or 8.
-        inbox,
-        size: chunk as usize,
-        reduction,
-    };
+    let part = (vectors + n_ranks - 1) >> n_ranks.trailing_zeros(); // There are 2, 4 or 8 ranks.
+    let (comm, size) = (&comm, chunk as usize);
+    let block = Block { comm, input, output, first, count, part, inbox, size, reduction };
     // SAFETY: the kernel's caller guarantees the elements, their alignment and the inbox.
     unsafe {
         match n_ranks {
@@ -90,7 +79,7 @@ struct Block<'a, T> {
     comm: &'a DevComm,
     input: *const T,
     output: Window<T>,
-    output_first: usize,
+    first: usize,
     count: usize,
     /// Vectors that a rank reduces; the last rank may have fewer.
     part: usize,
@@ -100,10 +89,8 @@ struct Block<'a, T> {
     reduction: Reduction,
 }
 
-/// A chunk of a message.
 #[derive(Clone, Copy)]
 struct Chunk {
-    /// The first vector of the chunk.
     first: usize,
     /// How many whole vectors the chunk has.
     len: u32,
@@ -151,8 +138,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
         Chunk { first, len: len as u32, tail: (is_here && is_partial).then_some(whole) }
     }
 
-    /// Returns the slot in an inbox for this block's chunk of a round, from the rank that is
-    /// `distance` before the one that receives it.
+    /// Returns the slot for this block's chunk of a round, from the rank `distance` before.
     fn slot(&self, inbox: LsaPtr<u32>, distance: usize, round: usize) -> *mut u32 {
         let source = (distance - 1) * thread::grid_dim_x() as usize;
         let slot = (source + thread::block_idx_x() as usize) * SLOTS + round % SLOTS;
@@ -170,8 +156,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
             let to = self.slot(self.inbox.lsa(peer), distance, round);
             let store = |at: usize, vector: Vec16<T>| {
                 let words = Vec16::<u32>::from_bits(self.reduction.scale(vector).to_bits());
-                // SAFETY: the slot has room for the chunk, and nothing else accesses it in this
-                // round.
+                // SAFETY: the slot has room for the chunk, and nothing else accesses it now.
                 unsafe { mem::store_vec(to.wrapping_add(4 * (at - chunk.first)), words) };
             };
             in_rows(chunk, |rows: [Option<usize>; PUSHED]| {
@@ -198,8 +183,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
     unsafe fn reduce_chunk<const N: usize, const ROWS: usize>(&self, round: usize) {
         let me = self.comm.lsa_team().rank as usize;
         let (chunk, inbox) = (self.chunk(me, round), self.inbox.local());
-        // SAFETY: the slots of the round have arrived, and nothing else accesses them until the
-        // barrier.
+        // SAFETY: the slots have arrived, and nothing else accesses them until the barrier.
         let result = |at: usize, mine: Vec16<T>| unsafe {
             let mut result = T::widen(mine); // Rank 0's vector is the first, and replaces it.
             for source in 0..N {
@@ -250,7 +234,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
         let (mut distance, ranks) = (0, hint::opaque_usize(N));
         while distance < ranks {
             let peer = self.comm.lsa_team().rotated(distance as i32);
-            store(self.output.lsa(peer).as_ptr().wrapping_add(self.output_first));
+            store(self.output.lsa(peer).as_ptr().wrapping_add(self.first));
             distance += 1;
         }
     }
@@ -270,7 +254,6 @@ fn in_rows<const ROWS: usize>(chunk: Chunk, each: impl Fn([Option<usize>; ROWS])
     }
 }
 
-/// Returns the address of a vector.
 fn vector<T: Accumulate>(elements: *const T, index: usize) -> *const T {
     elements.wrapping_add(index * Vec16::<T>::LANES)
 }

@@ -1,9 +1,7 @@
 //! All-gather, broadcast and all-to-all of long messages within the LSA team: every rank stores its
 //! messages to the peers' windows, between two barriers.
 
-use super::exchange::Messages;
-use super::strip;
-use crate::prelude::*;
+use super::prelude::*;
 
 /// Vectors that a thread has in flight.
 const UNROLL: usize = 4;
@@ -53,8 +51,7 @@ pub unsafe fn push_exchange(
     grid::wait_for_previous();
     grid::launch_next();
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
-    // After this, no other work of a rank's stream accesses its output.
-    barrier.sync(MemoryOrder::Acquire);
+    barrier.sync(MemoryOrder::Acquire); // Now no earlier work of a rank accesses its output.
     if messages.are_from(team.rank) {
         for distance in 1..team.n_ranks {
             // This rank's message is copied while NVLink is busy with the first one.
@@ -76,7 +73,7 @@ pub(super) struct Transfer {
 
 /// Copies this thread's part of two messages, whose vectors are in flight together, and the second
 /// of which is as long as the first or empty. Nothing else accesses these bytes, which begin at
-/// multiples of 16. All threads of the grid call this.
+/// multiples of 16. The whole grid calls this.
 unsafe fn copy_both(both: [Transfer; 2]) {
     // SAFETY: nothing else accesses the bytes, as the caller guarantees.
     unsafe {
@@ -107,7 +104,7 @@ unsafe fn copy_both(both: [Transfer; 2]) {
 
 impl Transfer {
     /// Copies this thread's part of the message, which begins anywhere. Nothing else accesses these
-    /// bytes. All threads of the grid call this.
+    /// bytes. The whole grid calls this.
     pub(super) unsafe fn copy(self) {
         // SAFETY: nothing else accesses the bytes, as the caller guarantees.
         unsafe {

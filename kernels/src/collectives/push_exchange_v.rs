@@ -4,9 +4,8 @@
 //! Only ranks that send or receive long messages launch this kernel, after `lamport_exchange_v`,
 //! which tells them where a message goes and that the peer's memory may be written.
 
-use super::exchange::{Parts, Target};
+use super::prelude::*;
 use super::push_exchange::Transfer;
-use crate::prelude::*;
 
 /// Stores the messages `sent` of this rank to the ranks of the LSA team, and waits for those that
 /// it receives: the messages of more than `longest` bytes, to other ranks.
@@ -48,9 +47,9 @@ pub unsafe fn push_exchange_v(
         let to = team.rotated(distance);
         let bytes = sent.bytes[to as usize];
         if bytes > longest {
+            let offers = offers.wrapping_add(2 * to as usize);
             // SAFETY: the kernel's caller guarantees two numbers of `offers` for each rank.
-            let [at, len] =
-                [0, 1].map(|i| unsafe { mem::load(offers.add(2 * to as usize + i)) } as usize);
+            let [at, len] = [0, 1].map(|i| unsafe { mem::load(offers.add(i)) } as usize);
             assert!(len == bytes, "a rank sends another length than the peer receives");
             let at = target.place(to as usize, at, bytes);
             let from = input.wrapping_add(sent.at[to as usize]);
@@ -66,8 +65,7 @@ pub unsafe fn push_exchange_v(
             flag(source).wait_at_least(coop, 1);
             if coop.thread_rank() == 0 {
                 // For the peer's next message, which it sends only after a header from this rank.
-                // SAFETY: the kernel's caller guarantees an element of `flags` for each block and
-                // rank.
+                // SAFETY: `flags` has an element for each block and rank, as the caller guarantees.
                 unsafe { flags.local().store_release(index(source), 0) };
             }
         }

@@ -114,7 +114,6 @@ pub(crate) struct Rows<T> {
 }
 
 impl<T: Accumulate<Acc = f32>> Rows<T> {
-    /// Returns how many vectors a row has.
     pub(crate) fn vectors(&self) -> u32 {
         self.hidden / Vec16::<T>::LANES as u32
     }
@@ -133,7 +132,6 @@ impl<T: Accumulate<Acc = f32>> Rows<T> {
         Place { row: row + rows * clusters, in_row }
     }
 
-    /// Returns the index of the vector at this place.
     pub(crate) fn index(&self, place: Place) -> u32 {
         place.row * self.vectors() + place.in_row
     }
@@ -196,8 +194,7 @@ impl<T: Accumulate<Acc = f32>> Rows<T> {
                 }
             }
         }
-        // SAFETY: all threads of the cluster are here, and they are whole warps; the scale can be
-        // read.
+        // SAFETY: the cluster's threads are here, in whole warps; the scale can be read.
         let totals = unsafe {
             let totals = cluster.sum(squares.map(Cell::into_inner));
             if !EARLY {
@@ -223,7 +220,6 @@ impl<T: Accumulate<Acc = f32>> Rows<T> {
     }
 }
 
-/// Returns the address of a vector.
 pub(super) fn vector<T: Accumulate>(elements: *const T, index: u32) -> *const T {
     elements.wrapping_add(index as usize * Vec16::<T>::LANES)
 }

@@ -58,7 +58,7 @@ pub unsafe fn rmsnorm_block<T: Accumulate<Acc = f32>>(
             });
         }
     }
-    // SAFETY: all threads of the block are here, and they are whole warps. The scale can be read.
+    // SAFETY: the whole block is here, in whole warps. The scale can be read.
     let (mean, divisor) =
         unsafe { (block_sum(squares.get()) * math::recip(hidden as f32), quantised.divisor()) };
     let scale = math::rsqrt(mean + eps) * math::recip(divisor);
@@ -66,8 +66,7 @@ pub unsafe fn rmsnorm_block<T: Accumulate<Acc = f32>>(
         let in_row = place(i);
         if in_row < vectors {
             let at = (first + in_row) as usize * Vec16::<T>::LANES;
-            // SAFETY: the kernel's caller guarantees the memory: the row and the weights have the
-            // vector.
+            // SAFETY: the kernel's caller guarantees the memory; the row has the vector.
             unsafe {
                 let weight = mem::load_vec(vector(weight, in_row));
                 T::zip(&mut sums[i], T::widen(weight), |x, w| x * scale * w);

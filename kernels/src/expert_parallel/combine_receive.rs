@@ -3,8 +3,7 @@
 use super::ep_combine::Combine;
 use super::prelude::*;
 
-/// The words that a warp loads ahead for a part of a row that it receives: this rank's entries, and
-/// the ranks that send.
+/// The words that a warp loads ahead for a part that it receives: entries, and the ranks that send.
 pub(super) type Incoming = (Entries, Ranks);
 
 impl Combine<'_> {
@@ -16,30 +15,30 @@ impl Combine<'_> {
         unsafe {
             if row < tokens {
                 let of_row = self.received.targets.wrapping_add(row as usize);
-                targets = Ranks(mem::load(of_row)).without(absent);
+                targets = Ranks(mem::load(of_row) & !absent.0);
             }
             (self.entries(me, row, tokens), targets)
         }
     }
 
-    /// Receives a part of a row of this rank from all ranks that have an expert of the token. All
-    /// lanes of a warp call this together.
-    pub(super) unsafe fn receive<const N: usize, const VECTORS: usize, const TOGETHER: usize>(
+    /// Receives a part of a row of this rank from all ranks that have an expert of the token. A
+    /// whole warp calls this.
+    pub(super) unsafe fn receive<const N: usize, const V: usize, const TOGETHER: usize>(
         &self,
         session: &Session<'_, N>,
-        part: Part<VECTORS>,
+        part: Part<V>,
         (entries, targets): Incoming,
     ) {
-        let mut sums = [[0.0; 8]; VECTORS];
+        let mut sums = [[0.0; 8]; V];
         // SAFETY: each rank of `targets` sends the part, and only this warp receives it.
         unsafe {
             // This rank's rows are loaded while those of the others are in transit.
-            let mine = sum::<VECTORS, TOGETHER>(self.results.rows, entries, part);
+            let mine = sum::<V, TOGETHER>(self.results.rows, entries, part);
             let residual = self.results.residual(part);
             match N {
-                4 => self.add_rows::<N, VECTORS, 4>(&mut sums, session, part, mine, targets),
-                8 => self.add_rows::<N, VECTORS, 2>(&mut sums, session, part, mine, targets),
-                _ => self.add_rows::<N, VECTORS, 1>(&mut sums, session, part, mine, targets),
+                4 => self.add_rows::<N, V, 4>(&mut sums, session, part, mine, targets),
+                8 => self.add_rows::<N, V, 2>(&mut sums, session, part, mine, targets),
+                _ => self.add_rows::<N, V, 1>(&mut sums, session, part, mine, targets),
             }
             self.results.store(part, sums, &residual);
         }
@@ -47,20 +46,20 @@ impl Combine<'_> {
 
     /// Adds the row of this rank, if there is one, and those that it receives, in the order of the
     /// ranks. It waits for the rows of `K` ranks together, of several with a vector in each lane:
-    /// more would take registers. All lanes of a warp call this together.
-    unsafe fn add_rows<const N: usize, const VECTORS: usize, const K: usize>(
+    /// more would take registers. A whole warp calls this.
+    unsafe fn add_rows<const N: usize, const V: usize, const K: usize>(
         &self,
-        sums: &mut [[f32; 8]; VECTORS],
+        sums: &mut Sums<V>,
         session: &Session<'_, N>,
-        part: Part<VECTORS>,
-        mine: Option<Row<VECTORS>>,
+        part: Part<V>,
+        mine: Option<Row<V>>,
         targets: Ranks,
     ) {
         let (me, nothing) = (self.comm.lsa_team().rank as usize, Vec16::from_bits([0; 4]));
         let sends = |rank| rank != me && targets.contains(rank);
         let slot = |i| part.vector_of(part.row as usize, i).map(|vector| vector as u32);
         for first in Strided::new(0, rolled::<N>(self.comm), K) {
-            let mut rows = [[nothing; VECTORS]; K];
+            let mut rows = [[nothing; V]; K];
             if K == 1 {
                 if sends(first) {
                     // SAFETY: the rank is one of `targets`, and so sends the part.
@@ -97,8 +96,8 @@ impl Combine<'_> {
     }
 
     /// Ends the session while rows are in transit, and waits until all ranks have begun this
-    /// launch, also those that return no rows. All threads of the block call this, once, and have
-    /// the number of the launch.
+    /// launch, also those that return no rows. The whole block, which has the number of the launch,
+    /// calls this once.
     pub(super) unsafe fn end<const N: usize>(&self, session: &Session<'_, N>) {
         thread::sync_threads();
         if is_in_last_warp() {

@@ -21,8 +21,7 @@ pub struct Counted {
     pub tokens: Window<u32>,
     /// Memory of this GPU: a bit for each rank that gets the row, for each token of this rank.
     pub targets: *mut u64,
-    /// Memory of this GPU: for each rank the index of its first received token, and then the number
-    /// of all received tokens.
+    /// Memory of this GPU: the index of each rank's first received token, then the number of all.
     pub firsts: *mut u32,
     /// [`Counted::STATE`] words of this GPU, 0 before the first launch.
     pub state: *mut u32,
@@ -134,9 +133,8 @@ impl<'a> Progress<'a> {
         unsafe { Flags::new(self.comm, self.flags, step as usize * ranks as usize, ranks) }
     }
 
-    /// Tells all ranks, also this one, that this rank has reached `step`. All threads of one block
-    /// of the grid call this together, after a barrier: the other ranks see what these threads had
-    /// written by then.
+    /// Tells all ranks, also this one, that this rank has reached `step`. One whole block calls
+    /// this, after a barrier: the other ranks see what these threads had written by then.
     pub(super) fn tell(&self, step: Step) {
         for peer in Coop::cta().strided(self.team.n_ranks as u32) {
             if !self.absent.contains(peer as usize) {
@@ -146,8 +144,8 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Tells as [`tell`](Self::tell) does, by the block that is the last one to call this. All
-    /// threads of the grid call this, once in a launch.
+    /// Tells as [`tell`](Self::tell) does, by the block that is the last one to call this. The
+    /// whole grid calls this, once in a launch.
     pub(super) unsafe fn tell_by_last_block(&self, step: Step) {
         thread::sync_threads();
         // The last block acquires what the others have written, which its flags then release.
@@ -159,14 +157,14 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Waits until all ranks have reached `step`, and sees what they had written by then. All
-    /// threads of the block call this together.
+    /// Waits until all ranks have reached `step`, and sees what they had written by then. The whole
+    /// block calls this.
     pub(super) fn wait(&self, step: Step) {
         let is_there = |peer| !self.absent.contains(peer as usize);
         self.flags(step).wait_all_at_least(Coop::cta(), self.epoch.get(), is_there);
     }
 
-    /// Ends the epoch of a launch that receives. All threads of the grid call this, once.
+    /// Ends the epoch of a launch that receives. The whole grid calls this, once.
     pub(super) unsafe fn end(&self) {
         // SAFETY: all threads of the grid call this once, as the caller guarantees.
         unsafe { self.epoch.end(Coop::cta()) };

@@ -45,7 +45,7 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// Makes `len` counters 0. All threads of the block call this together, before a barrier.
+    /// Makes `len` counters 0. The whole block calls this, before a barrier.
     #[track_caller]
     pub(super) unsafe fn clear(self, len: u32) {
         for i in strided(len) {
@@ -70,14 +70,14 @@ impl Counters {
     }
 
     /// Calls `each` with the place of the first row of each of `experts` experts, which begin at
-    /// multiples of `alignment`, and then with `experts` and the end of all rows. All threads of
-    /// the block call this together, after a barrier; `each` is called by one thread for an expert.
+    /// multiples of `alignment`, and then with `experts` and the end of all rows. The whole block
+    /// calls this, after a barrier; `each` is called by one thread for an expert.
     #[track_caller]
     pub(super) unsafe fn each_start(self, experts: u32, alignment: u32, each: impl Fn(u32, u32)) {
         let per_thread = experts.div_ceil(thread::block_dim_x());
         let first = thread::thread_idx_x() * per_thread;
         let end = (first + per_thread).min(experts);
-        // SAFETY: all threads of the block are here, and each expert has a counter.
+        // SAFETY: the whole block is here, and each expert has a counter.
         unsafe {
             let rows = |expert| self.totals.load(expert).div_ceil(alignment) * alignment;
             let mut mine = 0;
@@ -96,11 +96,10 @@ impl Counters {
     }
 
     /// Returns the place of a token's row among those of an expert, and counts the token's rows; it
-    /// may have the expert several times. Lane `k` has the `k`-th expert; a lane without
-    /// one gets any number. All lanes of a warp call this together, and no other warp uses `next`.
+    /// may have the expert several times. Lane `k` has the `k`-th expert; a lane without one gets
+    /// any number. A whole warp calls this, and no other warp uses `next`.
     pub(super) unsafe fn take_next(self, expert: Option<u32>) -> u32 {
-        // SAFETY: all lanes of the warp are here, and no other warp uses `next`, as the caller
-        // guarantees.
+        // SAFETY: the whole warp is here, and no other warp uses `next`, as the caller guarantees.
         unsafe {
             let same = warp::match_any(expert.unwrap_or(NONE));
             let before = same & ((1 << warp::lane_id()) - 1);
@@ -120,12 +119,12 @@ pub(super) fn strided(end: u32) -> impl Iterator<Item = u32> {
     nccl_device::Coop::cta().strided(end)
 }
 
-/// Returns the sum of `mine` over the threads before this one. All threads of the block call this
-/// together, once between two barriers.
+/// Returns the sum of `mine` over the threads before this one. The whole block calls this, once
+/// between two barriers.
 #[track_caller]
 unsafe fn sum_before(mine: u32) -> u32 {
     let sums = Words(shared_array![u32; WARPS]);
-    // SAFETY: all threads of the block are here, and `sums` has a word for each warp.
+    // SAFETY: the whole block is here, and `sums` has a word for each warp.
     unsafe {
         let sum = warp_prefix_sum(mine);
         if warp::lane_id() == warp::WARP_SIZE - 1 {
@@ -141,12 +140,12 @@ unsafe fn sum_before(mine: u32) -> u32 {
 }
 
 /// Stores the positions and weights of a token's rows: those of the lanes with `is_here`, in their
-/// order, and [`NONE`] after them. All lanes of a warp call this together, and `returns` has the
-/// words of the token.
+/// order, and [`NONE`] after them. A whole warp calls this, and `returns` has the words of the
+/// token.
 #[track_caller]
 pub(super) unsafe fn store_returns(returns: Words, is_here: bool, position: u32, weight: u32) {
     let lane = warp::lane_id();
-    // SAFETY: all lanes of the warp are here, and `returns` has the token's words.
+    // SAFETY: the whole warp is here, and `returns` has the token's words.
     unsafe {
         let here = warp::ballot(is_here);
         let at = (here & ((1 << lane) - 1)).count_ones();

@@ -5,10 +5,10 @@ use super::places::{Dispatch, Shared};
 use super::prelude::*;
 
 impl<T: Rows> Dispatch<'_, T> {
-    /// Finds the places of this block's tokens, from `first` on, with the counts of all ranks. All
-    /// threads of the block call this together.
+    /// Finds the places of this block's tokens, from `first` on, with the counts of all ranks. The
+    /// whole block calls this.
     pub(super) unsafe fn find(&self, first: u32) {
-        // SAFETY: all threads of the block are here, and the peers launch the same kernel.
+        // SAFETY: the whole block is here, and the peers launch the same kernel.
         unsafe {
             self.count(first);
             if thread::block_idx_x() == 0 {
@@ -20,8 +20,8 @@ impl<T: Rows> Dispatch<'_, T> {
         }
     }
 
-    /// Counts this rank's rows and tokens, and how many of them come before the token `first`. All
-    /// threads of the block call this together.
+    /// Counts this rank's rows and tokens, and how many of them come before the token `first`. The
+    /// whole block calls this.
     unsafe fn count(&self, first: u32) {
         let Shared { counters, .. } = self.shared;
         // SAFETY: the shared memory has all counters, and accesses between barriers are atomic.
@@ -52,8 +52,7 @@ impl<T: Rows> Dispatch<'_, T> {
         Words(counts.wrapping_add((of * self.counters()) as usize))
     }
 
-    /// Tells all other ranks the counts of this rank. All threads of one block of the grid call
-    /// this together.
+    /// Tells all other ranks the counts of this rank. One whole block calls this.
     unsafe fn tell_counts(&self) {
         for peer in self.progress.team.others() {
             if self.progress.absent.contains(peer as usize) {
@@ -71,8 +70,8 @@ impl<T: Rows> Dispatch<'_, T> {
     }
 
     /// Adds the counts of the other ranks; the first block notes where the tokens of each one begin
-    /// among those that this rank receives. All threads of the block call this together, and all
-    /// ranks have told their counts.
+    /// among those that this rank receives. The whole block calls this, and all ranks have told
+    /// their counts.
     unsafe fn add_others(&self) {
         let Counters { totals, next } = self.shared.counters;
         let (ranks, me) = (self.progress.team.n_ranks as u32, self.progress.team.rank as u32);
@@ -106,15 +105,15 @@ impl<T: Rows> Dispatch<'_, T> {
     }
 
     /// Computes where the rows of each expert begin in its rank, and records the ranks without room
-    /// for their rows. All threads of the block call this together.
+    /// for their rows. The whole block calls this.
     unsafe fn find_starts(&self) {
         let Shared { counters: Counters { totals, next }, starts, .. } = self.shared;
         let (of_rank, alignment) = (self.shape.experts, self.grouped.alignment);
         let (offsets, sizes) = (Words(self.grouped.offsets), Words(self.grouped.sizes));
-        // SAFETY: the launch requires both to be above 0. (Otherwise divisions would be checked.)
-        unsafe { assert_unchecked(of_rank > 0 && alignment > 0) };
-        // SAFETY: all threads of the block are here, and barriers separate the steps.
+        // SAFETY: the whole block is here, and barriers separate the steps. The launch requires
+        // both numbers to be above 0.
         unsafe {
+            assert_unchecked(of_rank > 0 && alignment > 0); // Divisions would be checked.
             let experts = self.experts();
             let counters = self.shared.counters;
             counters.each_start(experts, alignment, |expert, at| starts.store(expert, at));

@@ -5,12 +5,12 @@ use super::prelude::*;
 
 impl<R: Rows> Dispatch<'_, R> {
     /// Receives this warp's share of the parts of a round, which begins with part `round`. Returns
-    /// the end of the parts of its ranks. All lanes of the warp call this together. There are slots
-    /// for the warp's first part of the round.
-    pub(super) unsafe fn receive_round<const N: usize, const VECTORS: usize>(
+    /// the end of the parts of its ranks. A whole warp calls this. There are slots for the warp's
+    /// first part of the round.
+    pub(super) unsafe fn receive_round<const N: usize, const V: usize>(
         &self,
         session: &Session<'_, N>,
-        parts: Parts<VECTORS>,
+        parts: Parts<V>,
         share: Share,
         round: u32,
     ) -> u32 {
@@ -34,13 +34,12 @@ impl<R: Rows> Dispatch<'_, R> {
     }
 
     /// Receives a part of a row of the rank from which this one is at `distance`, if there is such
-    /// a row and the rank sends it. Returns how many tokens that rank has. All lanes of the warp
-    /// call this together.
-    unsafe fn receive<const N: usize, const VECTORS: usize>(
+    /// a row and the rank sends it. Returns how many tokens that rank has. A whole warp calls this.
+    unsafe fn receive<const N: usize, const V: usize>(
         &self,
         session: &Session<'_, N>,
         distance: usize,
-        part: Part<VECTORS>,
+        part: Part<V>,
     ) -> u32 {
         let (team, top_k) = (self.comm.lsa_team(), self.shape.top_k);
         let source = team.rotated((ranks::<N>(self.comm) - distance) as i32) as usize;
@@ -48,8 +47,7 @@ impl<R: Rows> Dispatch<'_, R> {
         let slot = COUNT + 1 + part.row * top_k + warp::lane_id() % top_k;
         let (mut payload, mut message) = (Payload::ZERO, [0; 2]);
         let (mut tokens, nothing) = (0, Vec16::from_bits([0; 4]));
-        // SAFETY: the kernel's caller guarantees the memory, with slots for the most tokens. After
-        // the wait the vectors have arrived.
+        // SAFETY: the kernel's caller guarantees the memory, with slots for the most tokens.
         unsafe {
             // All messages that may have arrived are polled at once. No branch is around a load, so
             // that all are in flight together; slot 0 stands for a vector that no rank sends. With
@@ -61,7 +59,7 @@ impl<R: Rows> Dispatch<'_, R> {
                 let count = session.numbered.peek(source, COUNT);
                 let told = session.numbered.peek(source, slot);
                 let mut all = true;
-                for i in 0..VECTORS {
+                for i in 0..V {
                     let at = part.vector_of(part.row as usize, i);
                     if R::HAS_SCALES && at.is_none() {
                         continue;
@@ -86,7 +84,7 @@ impl<R: Rows> Dispatch<'_, R> {
             });
             if part.row < tokens && message[0] & HAS_ROW != 0 {
                 self.store_row(source, part, &payload);
-                for i in 0..VECTORS {
+                for i in 0..V {
                     if let Some(at) = part.vector_of(part.row as usize, i) {
                         session.rows.empty(source, at as u32);
                     }
@@ -108,11 +106,11 @@ impl<R: Rows> Dispatch<'_, R> {
     }
 
     /// Stores a part of a row of a rank in `received`. Only this warp has the part.
-    pub(super) unsafe fn store_row<const VECTORS: usize>(
+    pub(super) unsafe fn store_row<const V: usize>(
         &self,
         source: usize,
-        part: Part<VECTORS>,
-        payload: &Payload<VECTORS>,
+        part: Part<V>,
+        payload: &Payload<V>,
     ) {
         let Received { rows, scales, .. } = self.received;
         let place = source * self.shape.tokens as usize + part.row as usize;
@@ -120,8 +118,7 @@ impl<R: Rows> Dispatch<'_, R> {
         unsafe { part.store_payload::<R>(rows, scales.cast(), place, payload) };
     }
 
-    /// Stores what this rank is told of this lane's expert in `received`, if there is one. Only
-    /// this warp has the token.
+    /// Stores what this rank is told of this lane's expert. Only this warp has the token.
     pub(super) unsafe fn store_expert(&self, source: usize, row: u32, message: [u32; 2]) {
         let (lane, Shape { tokens, top_k, .. }) = (warp::lane_id(), self.shape);
         if lane < top_k {

@@ -24,8 +24,7 @@ const TOGETHER_IN_ONE_ROUND: usize = 8;
 /// the memory is busy anyway, and loads ahead delay the loads for which warps wait.
 const ROUNDS: u32 = 4;
 
-/// The slots for numbered messages from each rank: one, which says that the rank has begun the
-/// launch.
+/// The slots for numbered messages from each rank: one says that the rank has begun the launch.
 pub const NUMBERED_SLOTS: u32 = 1;
 
 /// Returns results and adds them up: row `t` of the output becomes that of the residual plus the
@@ -83,15 +82,14 @@ pub(super) struct Combine<'a> {
 }
 
 impl Combine<'_> {
-    unsafe fn run<const N: usize, const VECTORS: usize>(&self, messages: Messages) {
+    unsafe fn run<const N: usize, const V: usize>(&self, messages: Messages) {
         // SAFETY: the memory has a slot for each vector, as the kernel's caller guarantees.
         let begin = unsafe { messages.slots::<N>(self.comm, self.shape.slots(), NUMBERED_SLOTS) };
         let (first, small) = (warp_index(), Parts::<1>::new(self.shape.vectors));
         let others = (ranks::<N>(self.comm) as u32 - 1).max(1); // 1 for a single rank.
         grid::launch_next();
         grid::wait_for_previous();
-        // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread; all
-        // lanes of a warp call these together.
+        // SAFETY: the kernel's caller guarantees the memory; one whole warp has each part.
         unsafe {
             let absent = self.received.absent();
             let most = self.most_tokens::<N>(absent);
@@ -106,7 +104,7 @@ impl Combine<'_> {
             }
             let (sent, own) = (small.count(most) * others, small.count(self.own_tokens()));
             if sent.max(own) > warps() {
-                return self.rounds::<N, VECTORS>(&session, most);
+                return self.rounds::<N, V>(&session, most);
             }
             if first < sent {
                 self.send_to::<N, 1, TOGETHER_IN_ONE_ROUND>(&session, to, small_part, outgoing);
@@ -121,17 +119,12 @@ impl Combine<'_> {
     }
 
     /// Sends and receives in rounds. The first one only sends; in each later one a part is
-    /// received. All threads of the grid call this.
-    unsafe fn rounds<const N: usize, const VECTORS: usize>(
-        &self,
-        session: &Session<'_, N>,
-        most: u32,
-    ) {
-        let parts = Parts::<VECTORS>::new(self.shape.vectors);
+    /// received. The whole grid calls this.
+    unsafe fn rounds<const N: usize, const V: usize>(&self, session: &Session<'_, N>, most: u32) {
+        let parts = Parts::<V>::new(self.shape.vectors);
         let (first, step, absent) = (warp_index(), warps(), session.absent);
         let (sent, own) = (parts.count(most), parts.count(self.own_tokens()));
-        // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread; all
-        // lanes of a warp call these together.
+        // SAFETY: the kernel's caller guarantees the memory; one whole warp has each part.
         unsafe {
             let prefetch = |entries, part| {
                 if sent.max(own) <= ROUNDS * step {
@@ -153,7 +146,7 @@ impl Combine<'_> {
                         if distance > 1 {
                             outgoing = self.outgoing(absent, distance, part.row);
                         }
-                        self.send_to::<N, VECTORS, TOGETHER>(session, distance, part, outgoing);
+                        self.send_to::<N, V, TOGETHER>(session, distance, part, outgoing);
                     }
                 }
                 outgoing = next;
@@ -168,7 +161,7 @@ impl Combine<'_> {
                 }
                 if index < own {
                     let next = self.incoming(parts.at(index + step).row, absent);
-                    self.receive::<N, VECTORS, TOGETHER>(session, parts.at(index), incoming);
+                    self.receive::<N, V, TOGETHER>(session, parts.at(index), incoming);
                     incoming = next;
                     prefetch(incoming.0, parts.at(index + step));
                 }
@@ -190,7 +183,6 @@ impl Combine<'_> {
         if self.receives() { self.results.tokens } else { 0 }
     }
 
-    /// Returns the rank at a distance.
     pub(super) fn rank(&self, distance: usize) -> usize {
         self.comm.lsa_team().rotated(distance as i32) as usize
     }
@@ -206,22 +198,21 @@ impl Combine<'_> {
     }
 
     /// Sends a part of a row back to the rank at a distance, if it has such a token, with an expert
-    /// here. All lanes of a warp call this together.
-    unsafe fn send_to<const N: usize, const VECTORS: usize, const TOGETHER: usize>(
+    /// here. A whole warp calls this.
+    unsafe fn send_to<const N: usize, const V: usize, const TOGETHER: usize>(
         &self,
         session: &Session<'_, N>,
         distance: usize,
-        part: Part<VECTORS>,
+        part: Part<V>,
         entries: Entries,
     ) {
-        // SAFETY: the row is below the most tokens. Only this warp sends the part, and all of its
-        // lanes are here.
+        // SAFETY: the row is below the most tokens, and only this whole warp sends the part.
         unsafe {
-            let Some(row) = sum::<VECTORS, TOGETHER>(self.results.rows, entries, part) else {
+            let Some(row) = sum::<V, TOGETHER>(self.results.rows, entries, part) else {
                 return;
             };
             let send = |distance| {
-                for i in 0..VECTORS {
+                for i in 0..V {
                     if let Some(at) = part.vector_of(part.row as usize, i) {
                         session.rows.send(distance, at as u32, row[i]);
                     }

@@ -74,15 +74,14 @@ struct Combine<'a> {
 }
 
 impl Combine<'_> {
-    /// Stores the sums of this rank's experts in the ranks of the tokens. All threads of the grid
-    /// call this, once.
+    /// Stores the sums of this rank's experts in the ranks of the tokens. The whole grid calls
+    /// this, once.
     unsafe fn send(&self) {
         let ranks = self.progress.team.n_ranks as u32;
         let firsts = Words(shared_array![u32; RANKS + 1]);
-        // SAFETY: a team has at least one rank. (Otherwise divisions would be checked.)
-        unsafe { assert_unchecked(ranks > 0) };
         // SAFETY: the kernel's caller guarantees the memory; a warp's lanes take the same turns.
         unsafe {
+            assert_unchecked(ranks > 0); // Otherwise divisions would be checked.
             for rank in strided(ranks + 1) {
                 firsts.store(rank, Words(self.memory.firsts).load(rank));
             }
@@ -97,27 +96,18 @@ impl Combine<'_> {
                 let token = firsts.load(rank) + part.row / ranks;
                 let is_absent = self.progress.absent.contains(rank as usize);
                 if token < firsts.load(rank + 1) && !is_absent {
-                    self.send_part(rank as i32, token as usize, part);
+                    let (tokens, token) = (self.memory.tokens.local().as_ptr(), token as usize);
+                    let entries = self.memory.returns(tokens, token).load(warp::lane_id());
+                    let at = self.memory.origin(tokens, token).load(1) as usize;
+                    if let Some(row) = sum::<VECTORS, TOGETHER>(self.results.rows, entries, part) {
+                        part.store(self.arrivals.lsa(rank as i32).as_ptr(), at, &row);
+                    }
                 }
             }
         }
     }
 
-    /// Stores a part of the sum for a token in its rank. All lanes of a warp call this together.
-    unsafe fn send_part(&self, rank: i32, token: usize, part: Part<VECTORS>) {
-        let tokens = self.memory.tokens.local().as_ptr();
-        // SAFETY: `memory` has the words of the token, and its rank room for its result.
-        unsafe {
-            let entries = self.memory.returns(tokens, token).load(warp::lane_id());
-            let to = self.memory.origin(tokens, token).load(1);
-            if let Some(row) = sum::<VECTORS, TOGETHER>(self.results.rows, entries, part) {
-                part.store(self.arrivals.lsa(rank).as_ptr(), to as usize, &row);
-            }
-        }
-    }
-
-    /// Adds up a part of the results of a token of this rank. All lanes of a warp call this
-    /// together, and the results have arrived.
+    /// Adds up the results of a part of a token, which have arrived. A whole warp calls this.
     unsafe fn receive(&self, part: Part<VECTORS>) {
         let lane = warp::lane_id();
         // SAFETY: the kernel's caller guarantees the memory, and the results have arrived.

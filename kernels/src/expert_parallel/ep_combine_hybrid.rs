@@ -30,7 +30,7 @@ pub const fn partials(shape: Shape, ranks: usize) -> usize {
 ///
 /// `partials_of_team` has [`partials`] elements for all ranks, and `mail` room for messages of
 /// [`message_vectors`]. Both are other memory than that of the dispatch. All other arguments are
-/// those of `ep_combine`.
+/// those of `ep_combine`, but of `received` only the counts are read: no rank is absent.
 ///
 /// Grid, block and connections: as those of `ep_dispatch_hybrid`.
 ///
@@ -47,6 +47,7 @@ pub const fn partials(shape: Shape, ranks: usize) -> usize {
         results.tokens <= shape.tokens,
         mail.batch > 0,
         mail.batch <= super::rail::BATCH,
+        grid.x <= shape.tokens.div_ceil(mail.batch),
         partials(shape, comm.n_ranks() as usize) <= partials_of_team.len(),
         Mail::words(
             shape,
@@ -110,8 +111,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
         of_rank * self.local.shape.tokens as usize + token as usize
     }
 
-    /// Loads the bits that a dispatch has left for the batch's token of this lane's number, in the
-    /// words of a rank's tokens.
+    /// Loads the bits that a dispatch has left in `words` for this lane's token of a batch.
     unsafe fn bits_of_lane(words: *const u32, batch: Batch, tokens: u32) -> u32 {
         let lane = warp::lane_id();
         if lane >= batch.len(tokens) {
@@ -122,7 +122,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
     }
 
     /// Stores the sums of this rank's experts for the tokens of the rank `source` to the rank of
-    /// this team on its rail. All threads of the block call this together.
+    /// this team on its rail. The whole block calls this.
     unsafe fn sum_experts(&self, source: i32) {
         // SAFETY: a team has at least one rank. (Otherwise divisions would be checked.)
         unsafe { assert_unchecked(self.team.n_ranks > 0) };
@@ -151,8 +151,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
         let (from, mut sums) = (self.partials.local().as_ptr(), [[0.0; 8]; VECTORS]);
         for rank in 0..self.team.n_ranks {
             if bits >> rank & 1 == 1 {
-                // SAFETY: the rank has stored its sum, and nothing else accesses it before the next
-                // launch.
+                // SAFETY: the rank has stored its sum, which nothing writes before the next launch.
                 let row = unsafe { part.load(from, self.partial(rank, team, part.row)) };
                 add(&mut sums, &row, 1.0);
             }
@@ -160,8 +159,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
         sums.map(bf16::narrow)
     }
 
-    /// Sends this team's sums to the rank of `team` on this rail. All threads of the block call
-    /// this together.
+    /// Sends this team's sums to the rank of `team` on this rail. The whole block calls this.
     unsafe fn send(&self, team: i32) {
         let source = team * self.team.n_ranks + self.team.rank;
         // SAFETY: the kernel's caller guarantees the memory; a warp's lanes take the same turns.
@@ -188,8 +186,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
         }
     }
 
-    /// Adds the sums of all teams for this rank's tokens. All threads of the block call this
-    /// together.
+    /// Adds the sums of all teams for this rank's tokens. The whole block calls this.
     unsafe fn receive(&self) {
         let (results, teams) = (&self.local.results, self.rail.teams);
         self.rail.each_batch(|batch| {

@@ -40,9 +40,9 @@ pub const fn numbered_slots(shape: Shape) -> u32 {
 
 /// Sends the rows of this rank's `tokens` to the ranks of the LSA team that have one of their
 /// experts, and receives the rows of all ranks that have experts here. The team has up to
-/// [`RANKS`](super::RANKS). An id of -1 means no expert; another id that is no expert's
-/// is treated so, and recorded in `faults`. A -0 may arrive as +0. The mask in `received` names
-/// absent ranks: nothing is sent to them or awaited from them, and their experts are ignored.
+/// [`RANKS`]. An id of -1 means no expert; another id that is no expert's is treated so, and
+/// recorded in `faults`. A -0 may arrive as +0. The mask in `received` names absent ranks: nothing
+/// is sent to them or awaited from them, and their experts are ignored.
 ///
 /// Rows of [`F8E4M3`] are converted before they are sent, with a scale for each 128 elements, and
 /// not converted back: an element of the input is about the received element times its scale. The
@@ -104,15 +104,15 @@ pub(super) struct Dispatch<'a, R> {
 }
 
 /// A part of a row that is to be sent, with the token's experts: lane `k` has the `k`-th one.
-struct Outgoing<R: Rows, const VECTORS: usize> {
-    part: Part<VECTORS>,
-    row: [R::Loaded; VECTORS],
+struct Outgoing<R: Rows, const V: usize> {
+    part: Part<V>,
+    row: [R::Loaded; V],
     id: i32,
     weight: f32,
 }
 
 impl<R: Rows> Dispatch<'_, R> {
-    unsafe fn run<const N: usize, const VECTORS: usize>(&self, messages: Messages) {
+    unsafe fn run<const N: usize, const V: usize>(&self, messages: Messages) {
         let used = if R::HAS_SCALES { self.shape.scaled_slots() } else { self.shape.slots() };
         // SAFETY: the memory has the slots, as the kernel's caller guarantees.
         let begin = unsafe { messages.slots::<N>(self.comm, used, numbered_slots(self.shape)) };
@@ -122,13 +122,12 @@ impl<R: Rows> Dispatch<'_, R> {
         let own = if sends { parts.count(self.tokens.count) } else { 0 };
         grid::launch_next();
         grid::wait_for_previous();
-        // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread; all
-        // lanes of a warp call these together.
+        // SAFETY: the kernel's caller guarantees the memory; one whole warp has each part.
         unsafe {
             // `begin` waits for the launch's number, whose load follows those of the first row.
             let absent = self.received.absent();
             let load = |at| (at < own).then(|| self.load(parts.at(at)));
-            let mut outgoing: Option<Outgoing<R, VECTORS>> = load(first);
+            let mut outgoing: Option<Outgoing<R, V>> = load(first);
             let session = begin(absent);
             if sends && thread::index_1d() == 0 {
                 self.send_count(&session);
@@ -169,8 +168,7 @@ impl<R: Rows> Dispatch<'_, R> {
     /// Sends the number of this rank's tokens to all ranks. One thread of the grid calls this.
     unsafe fn send_count<const N: usize>(&self, session: &Session<'_, N>) {
         let (team, tokens) = (self.comm.lsa_team(), self.tokens.count);
-        // SAFETY: only this thread sends to the slots, and `received` has a count for each rank, as
-        // the kernel's caller guarantees.
+        // SAFETY: only this thread sends to the slots; the caller guarantees a count for each rank.
         unsafe {
             session.tell(self.comm, COUNT, |_| [tokens, 0]);
             mem::store(self.received.counts.wrapping_add(team.rank as usize), tokens);
@@ -178,27 +176,27 @@ impl<R: Rows> Dispatch<'_, R> {
     }
 
     /// Loads a part of a row of this rank, and the token's experts.
-    unsafe fn load<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Outgoing<R, VECTORS> {
+    unsafe fn load<const V: usize>(&self, part: Part<V>) -> Outgoing<R, V> {
         // SAFETY: the kernel's caller guarantees the row and the experts of the token.
         unsafe {
             let (id, weight) = self.tokens.expert(self.shape, part.row);
-            let row = rows::load::<R, VECTORS>(self.tokens.input, part, part.row as usize);
+            let row = rows::load::<R, V>(self.tokens.input, part, part.row as usize);
             Outgoing { part, row, id, weight }
         }
     }
 
     /// Returns the slot of this lane's vector of scales. These slots follow those of all rows.
-    pub(super) fn scales_slot<const VECTORS: usize>(&self, part: Part<VECTORS>) -> Option<u32> {
+    pub(super) fn scales_slot<const V: usize>(&self, part: Part<V>) -> Option<u32> {
         let at = part.scales_of(part.row as usize).filter(|_| R::HAS_SCALES);
         at.map(|at| self.shape.slots() + at as u32)
     }
 
     /// Returns the rank of this lane's expert, and the expert's index there; `None` if there is no
     /// such expert, or its rank is absent.
-    unsafe fn expert<const N: usize, const VECTORS: usize>(
+    unsafe fn expert<const N: usize, const V: usize>(
         &self,
         session: &Session<'_, N>,
-        outgoing: &Outgoing<R, VECTORS>,
+        outgoing: &Outgoing<R, V>,
     ) -> Option<(u32, u32)> {
         let (id, Shape { top_k, experts, .. }) = (outgoing.id, self.shape);
         if (id as u32) < experts * ranks::<N>(self.comm) as u32 {
@@ -214,18 +212,17 @@ impl<R: Rows> Dispatch<'_, R> {
         None
     }
 
-    /// Sends a part of a row, or stores it if the expert is here. All lanes of the warp call this
-    /// together.
-    unsafe fn send<const N: usize, const VECTORS: usize>(
+    /// Sends a part of a row, or stores it if the expert is here. A whole warp calls this.
+    unsafe fn send<const N: usize, const V: usize>(
         &self,
         session: &Session<'_, N>,
-        outgoing: &Outgoing<R, VECTORS>,
+        outgoing: &Outgoing<R, V>,
     ) {
         let (team, lane, top_k) = (self.comm.lsa_team(), warp::lane_id(), self.shape.top_k);
         let (part, me) = (outgoing.part, team.rank as u32);
         // SAFETY: only this warp has the part, and all of its lanes are here.
         unsafe {
-            let expert = self.expert::<N, VECTORS>(session, outgoing);
+            let expert = self.expert::<N, V>(session, outgoing);
             // A bit for each rank that gets the row.
             let mut targets = 0;
             for rank in 0..ranks::<N>(self.comm) as u32 {
@@ -248,7 +245,7 @@ impl<R: Rows> Dispatch<'_, R> {
             for distance in 1..ranks::<N>(self.comm) {
                 let to = team.rotated(distance as i32) as u32;
                 if targets >> to & 1 == 1 {
-                    for i in 0..VECTORS {
+                    for i in 0..V {
                         if let Some(at) = part.vector_of(part.row as usize, i) {
                             session.rows.send(distance, at as u32, payload.row[i]);
                         }

@@ -9,9 +9,9 @@ const VECTORS: usize = 4;
 /// The same for 8-bit floats, of which a vector is made from two.
 const F8_VECTORS: usize = VECTORS / 2;
 
-/// Stores the rows of this rank's `tokens` in `rows` of the ranks of the LSA team that have
-/// one of their experts, in the order of the experts, and receives those of all ranks. The team has
-/// up to [`RANKS`](super::RANKS), with up to [`Shape::EXPERTS`] experts together.
+/// Stores the rows of this rank's `tokens` in `rows` of the ranks of the LSA team that have one of
+/// their experts, in the order of the experts, and receives those of all ranks. The team has up to
+/// [`RANKS`], with up to [`Shape::EXPERTS`] experts together.
 ///
 /// A row goes once to each rank, to the first of its places there; `ep_expand` copies it to the
 /// others. The sender knows a rank's place for a row, since all ranks first tell each other how
@@ -84,13 +84,12 @@ pub unsafe fn ep_dispatch_counted<T: Rows>(
 }
 
 impl<T: Rows> Dispatch<'_, T> {
-    /// Sends this block's tokens. All threads of the block call this together.
-    unsafe fn send<const VECTORS: usize>(&self) {
+    /// Sends this block's tokens. The whole block calls this.
+    unsafe fn send<const V: usize>(&self) {
         let (block, blocks) = (thread::block_idx_x() as usize, thread::grid_dim_x() as usize);
         let (first, count) = share(self.tokens.count as usize, block, blocks);
         let end = (first + count) as u32;
-        // SAFETY: the kernel's caller guarantees the memory. All threads of the block are here, and
-        // barriers separate the places of two batches.
+        // SAFETY: the whole block is here, and barriers separate the places of two batches.
         unsafe {
             // This waits until all ranks have told their counts: then each has begun this launch,
             // and its memory may be written.
@@ -105,7 +104,7 @@ impl<T: Rows> Dispatch<'_, T> {
                 }
                 thread::sync_threads();
                 for part in Parts::new(self.shape.vectors).of_block(0, batch) {
-                    self.store::<VECTORS>(first, part);
+                    self.store::<V>(first, part);
                 }
                 // After this, all threads have read the places.
                 thread::sync_threads();
@@ -114,14 +113,13 @@ impl<T: Rows> Dispatch<'_, T> {
     }
 
     /// Stores a part of a row of a batch, which begins with token `first`, in the ranks that get
-    /// it. All lanes of a warp call this together.
-    unsafe fn store<const VECTORS: usize>(&self, first: u32, part: Part<VECTORS>) {
+    /// it. A whole warp calls this.
+    unsafe fn store<const V: usize>(&self, first: u32, part: Part<V>) {
         let Self { progress: Progress { team, .. }, memory, tokens, .. } = self;
         let token = first + part.row;
-        // SAFETY: the token has its places, lane `k` that of the `k`-th expert, where only this
-        // warp stores the part.
+        // SAFETY: lane `k` has the `k`-th place, where only this warp stores the part.
         unsafe {
-            let row = rows::load::<T, VECTORS>(tokens.input, part, token as usize);
+            let row = rows::load::<T, V>(tokens.input, part, token as usize);
             let placed = self.placed(part.row);
             let payload = Payload::of::<T>(&row);
             // Each rank begins with itself, so that the ranks store to different ones.
@@ -151,8 +149,8 @@ impl<T: Rows> Dispatch<'_, T> {
         }
     }
 
-    /// Tells a rank which rows are those of a token, and where its result returns. All lanes of a
-    /// warp call this together.
+    /// Tells a rank which rows are those of a token, and where its result returns. A whole warp
+    /// calls this.
     unsafe fn tell(&self, token: u32, placed: TokenPlaces, rank: u32, index: usize) {
         let Self { progress: Progress { team, .. }, memory, shape, .. } = self;
         let (to, is_there) = (memory.tokens.lsa(rank as i32).as_ptr(), placed.rank == Some(rank));

@@ -28,7 +28,8 @@ const fn rows_at(shape: Shape, tokens: u32) -> usize {
 /// Does what [`ep_dispatch`](fn@super::ep_dispatch::ep_dispatch) does, among the ranks of all LSA
 /// teams: up to [`GROUP`](super::rail::GROUP) teams of the same size. A token's row goes once to
 /// each team with one of its experts, to the rank there on this rank's rail, which stores it to the
-/// ranks of its team. Rows of [`F8E4M3`] are converted in the same way, with scales.
+/// ranks of its team. Rows of [`F8E4M3`] are converted in the same way, with scales. No rank is
+/// absent.
 ///
 /// `received` has in each rank the memory of [`Received`], at [`Received::offsets`] for all ranks,
 /// in the order of the world. `mail` has room for messages of [`message_vectors`].
@@ -56,6 +57,7 @@ const fn rows_at(shape: Shape, tokens: u32) -> usize {
         shape.experts > 0,
         mail.batch > 0,
         mail.batch <= BATCH,
+        grid.x <= shape.tokens.div_ceil(mail.batch),
         Received::offsets(shape, comm.n_ranks() as usize, T::HAS_SCALES)[5] <= received.len(),
         Mail::words(
             shape,
@@ -77,19 +79,14 @@ pub unsafe fn ep_dispatch_hybrid<T: Rows, B: GinBackend>(
 ) {
     grid::launch_next();
     grid::wait_for_previous();
+    let vectors = message_vectors(shape, mail.batch, T::HAS_SCALES);
     // SAFETY: the kernel's caller guarantees the elements and the memory.
     unsafe {
-        let dispatch = Dispatch::<T, B> {
-            rail: &Rail::new(&comm, mail, shape, message_vectors(shape, mail.batch, T::HAS_SCALES)),
-            team: comm.lsa_team(),
-            shape,
-            received,
-            tokens,
-            relayed,
-            faults,
-            routes: Words(shared_array![u32; BATCH as usize]),
-            row: PhantomData,
-        };
+        let rail = &Rail::<B>::new(&comm, mail, shape, vectors);
+        let (team, row) = (comm.lsa_team(), PhantomData::<T>);
+        let routes = Words(shared_array![u32; BATCH as usize]);
+        let dispatch =
+            Dispatch { rail, team, shape, received, tokens, relayed, faults, routes, row };
         match T::HAS_SCALES {
             true => dispatch.run::<F8_VECTORS>(&comm, steps),
             false => dispatch.run::<VECTORS>(&comm, steps),
@@ -107,33 +104,32 @@ struct Dispatch<'a, T, B> {
     tokens: Tokens,
     relayed: Relayed,
     faults: *mut u32,
-    /// Words in shared memory: for each token of a batch a bit for each team, or each rank of this
-    /// team.
+    /// Words in shared memory: a bit for each target, team or rank, of each token of a batch.
     routes: Words,
     row: PhantomData<T>,
 }
 
 impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
     /// Sends, and then receives.
-    unsafe fn run<const VECTORS: usize>(&self, comm: &DevComm, steps: u32) {
+    unsafe fn run<const V: usize>(&self, comm: &DevComm, steps: u32) {
         let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
         // SAFETY: the contract of the struct; barriers separate the steps.
         unsafe {
             if steps & Steps::SEND != 0 {
-                self.rail.each_batch(|batch| self.pack::<VECTORS>(batch));
+                self.rail.each_batch(|batch| self.pack::<V>(batch));
                 // After this, no rank of the team uses what it received before. The barrier also
                 // releases, as the last launch has not told the team that it has read this.
                 barrier.sync(MemoryOrder::AcqRel);
                 let me = self.rail.teams.rank; // Its message stays where it is packed.
                 self.rail.each_batch(|batch| {
-                    self.pass_on::<VECTORS>(me, batch, self.rail.outgoing(me, batch))
+                    self.pass_on::<V>(me, batch, self.rail.outgoing(me, batch))
                 });
             }
             if steps & Steps::RECEIVE != 0 {
                 for team in self.rail.teams.others() {
                     self.rail.each_batch(|batch| {
                         self.rail.wait(team, batch);
-                        self.pass_on::<VECTORS>(team, batch, self.rail.incoming(team, batch))
+                        self.pass_on::<V>(team, batch, self.rail.incoming(team, batch))
                     });
                 }
                 self.rail.end();
@@ -169,14 +165,14 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
     }
 
     /// Packs and sends a batch to all teams. Returns how many tokens this rank has.
-    unsafe fn pack<const VECTORS: usize>(&self, batch: Batch) -> u32 {
+    unsafe fn pack<const V: usize>(&self, batch: Batch) -> u32 {
         let (rail, count, words) = (self.rail, self.tokens.count, self.relayed.teams);
         let (teams, len) = (rail.teams.n_ranks, batch.len(count));
-        // SAFETY: all threads of the block are here, and the kernel's caller guarantees the memory.
+        // SAFETY: the whole block is here, and the kernel's caller guarantees the memory.
         unsafe {
             let routes = self.routes(batch, count, words, |token| self.route(batch, token));
-            batch.each_part::<VECTORS>(self.shape, count, routes, |part, token, bits| {
-                let row = rows::load::<T, VECTORS>(self.tokens.input, part, part.row as usize);
+            batch.each_part::<V>(self.shape, count, routes, |part, token, bits| {
+                let row = rows::load::<T, V>(self.tokens.input, part, part.row as usize);
                 let row = Payload::of::<T>(&row);
                 for team in 0..teams {
                     let routed = warp::ballot(routes >> team & 1 == 1);
@@ -225,12 +221,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
 
     /// Stores to this team a batch from the rank of `team` on this rail, whose `message` has
     /// arrived. Returns how many tokens that rank has.
-    unsafe fn pass_on<const VECTORS: usize>(
-        &self,
-        team: i32,
-        batch: Batch,
-        message: *mut u32,
-    ) -> u32 {
+    unsafe fn pass_on<const V: usize>(&self, team: i32, batch: Batch, message: *mut u32) -> u32 {
         let Shape { tokens: most, top_k, experts, .. } = self.shape;
         let source = (team * self.team.n_ranks + self.team.rank) as usize;
         let of_source = source * most as usize;
@@ -261,7 +252,7 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
                 tell(top_k, peers, experts, (expert, weight), to)
             });
             let routed = warp::ballot(routes != 0);
-            batch.each_part::<VECTORS>(self.shape, tokens, routes, |part, token, bits| {
+            batch.each_part::<V>(self.shape, tokens, routes, |part, token, bits| {
                 if bits == 0 {
                     return;
                 }

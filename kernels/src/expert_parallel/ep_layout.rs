@@ -42,7 +42,7 @@ pub struct Grouped {
 impl Grouped {
     /// Copies a part of row `from` of `rows` to the positions that the lanes `to` have, and with
     /// the first part the row's scales, unless `scales` is null, to those of the lanes `all`, which
-    /// include `to`. All lanes of a warp call this together, and this warp alone copies the part.
+    /// include `to`. A whole warp calls this, and this warp alone copies the part.
     pub(super) unsafe fn copy(
         &self,
         shape: Shape,
@@ -63,11 +63,9 @@ impl Grouped {
                 if part.is_first && !scales.is_null() {
                     let of_row = scales.wrapping_add(from * 4 * shape.scale_vectors() as usize);
                     for i in Coop::warp().strided((16 * shape.vectors).div_ceil(SCALED as u32)) {
-                        let column = self.scales.wrapping_add(i as usize * self.capacity as usize);
-                        mem::store(
-                            column.wrapping_add(at),
-                            mem::load(of_row.wrapping_add(i as usize)),
-                        );
+                        let (i, capacity) = (i as usize, self.capacity as usize);
+                        let to = self.scales.wrapping_add(i * capacity + at);
+                        mem::store(to, mem::load(of_row.wrapping_add(i)));
                     }
                 }
                 all &= all - 1;
@@ -77,9 +75,9 @@ impl Grouped {
 }
 
 /// Returns the lanes whose words of a token's [`returns`](Grouped::returns) are positions of rows
-/// for which there is room. All lanes of a warp call this together.
+/// for which there is room. A whole warp calls this.
 pub(super) unsafe fn positions(entries: u32) -> u32 {
-    // SAFETY: all lanes of the warp are here. Words of even lanes are positions.
+    // SAFETY: the whole warp is here. Words of even lanes are positions.
     unsafe { warp::ballot(warp::lane_id().is_multiple_of(2) && entries < DROPPED) }
 }
 
@@ -110,18 +108,12 @@ pub unsafe fn ep_layout(
 ) {
     grid::launch_next();
     grid::wait_for_previous();
-    let layout = Layout {
-        shape,
-        ranks,
-        received,
-        grouped,
-        faults,
-        counters: Counters {
-            totals: Words(shared_array![u32; Shape::EXPERTS]),
-            next: Words(shared_array![u32; Shape::EXPERTS]),
-        },
-        entries: Words(shared_array![u32; BATCH as usize * RETURN_WORDS]),
+    let counters = Counters {
+        totals: Words(shared_array![u32; Shape::EXPERTS]),
+        next: Words(shared_array![u32; Shape::EXPERTS]),
     };
+    let entries = Words(shared_array![u32; BATCH as usize * RETURN_WORDS]);
+    let layout = Layout { shape, ranks, received, grouped, faults, counters, entries };
     // SAFETY: the kernel's caller guarantees what the dispatch has left, and the room.
     unsafe {
         let (block, blocks) = (thread::block_idx_x(), thread::grid_dim_x());
@@ -177,11 +169,11 @@ impl Layout {
         }
     }
 
-    /// Counts the rows of each expert, and those before the token `first`. All threads of the block
-    /// call this together.
+    /// Counts the rows of each expert, and those before the token `first`. The whole block calls
+    /// this.
     unsafe fn count(&self, first: u32) {
         let (Shape { tokens, top_k, experts, .. }, threads) = (self.shape, thread::block_dim_x());
-        // SAFETY: all threads of the block are here, and each word is below its array's length.
+        // SAFETY: the whole block is here, and each word is below its array's length.
         unsafe {
             self.counters.clear(experts);
             thread::sync_threads();
@@ -205,13 +197,13 @@ impl Layout {
         }
     }
 
-    /// Computes where the experts' rows begin. The first block stores it. All threads of the block
-    /// call this together.
+    /// Computes where the experts' rows begin. The first block stores it. The whole block calls
+    /// this.
     unsafe fn find_starts(&self) {
         let (experts, Grouped { capacity, .. }) = (self.shape.experts, self.grouped);
         let (offsets, sizes) = (Words(self.grouped.offsets), Words(self.grouped.sizes));
         let (Counters { totals, next }, stores) = (self.counters, thread::block_idx_x() == 0);
-        // SAFETY: all threads of the block are here, and each word is below its array's length.
+        // SAFETY: the whole block is here, and each word is below its array's length.
         unsafe {
             self.counters.each_start(experts, self.grouped.alignment, |expert, start| {
                 if expert < experts {
@@ -229,7 +221,7 @@ impl Layout {
         }
     }
 
-    /// Loads the experts and weights of a batch. All threads of the block call this together.
+    /// Loads the experts and weights of a batch. The whole block calls this.
     unsafe fn stage(&self, first: u32, batch: u32) {
         let (top_k, Received { experts, weights, .. }) = (self.shape.top_k, self.received);
         for i in strided(batch * top_k) {
@@ -244,7 +236,7 @@ impl Layout {
         }
     }
 
-    /// Gives the rows of a batch their positions, in their order. The first warp of the block calls
+    /// Gives the rows of a batch their positions, in their order. The block's first warp calls
     /// this, after a barrier.
     unsafe fn place(&self, first: u32, batch: u32) {
         let (lane, Grouped { origins, returns, capacity, .. }) = (warp::lane_id(), self.grouped);
@@ -272,8 +264,7 @@ impl Layout {
         }
     }
 
-    /// Copies the rows of a batch to their positions. All threads of the block call this together,
-    /// after a barrier.
+    /// Copies the rows of a batch to their positions. The whole block calls this, after a barrier.
     unsafe fn copy(&self, first: u32, batch: u32) {
         let Received { rows, scales, .. } = self.received;
         for part in Parts::new(self.shape.vectors).of_block(0, batch) {

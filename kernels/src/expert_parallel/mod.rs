@@ -85,6 +85,6 @@ mod prelude {
     pub(super) use super::rows::{self, Payload, Rows, SCALED};
     pub(super) use super::shape::{Faults, RANKS, Ranks, Received, Shape, Steps, Tokens};
     pub(super) use super::shape::{ranks, rolled, with_ranks};
-    pub(super) use super::sums::{Entries, Results, Row, add, add_rows, prefetch, sum};
+    pub(super) use super::sums::{Entries, Results, Row, Sums, add, add_rows, prefetch, sum};
     pub(super) use crate::prelude::*;
 }

@@ -8,14 +8,12 @@
 
 use super::prelude::*;
 
-/// Banks of slots.
 const BANKS: usize = 2;
 
 /// Words of a slot.
 const SLOT: usize = 4;
 
-/// Returns how many words a window has with `capacity` slots for each of `ranks` ranks, all 0
-/// before the first launch.
+/// Returns how many words, all 0 before the first launch, `capacity` slots for each rank take.
 #[must_use]
 pub const fn words(ranks: usize, capacity: usize) -> usize {
     BANKS * ranks * capacity * SLOT
@@ -98,7 +96,7 @@ pub(super) struct Numbered<const N: usize> {
 
 impl<const N: usize> Numbered<N> {
     /// Returns the number that says that a slot has this launch's message; not 0, which slots hold
-    /// before the first launch. Of two launches of a bank that follow each other each has another.
+    /// before the first launch. Successive launches of a bank have different numbers.
     fn number(&self) -> u32 {
         self.launch.wrapping_add(1).max(1)
     }
@@ -125,8 +123,7 @@ impl<const N: usize> Numbered<N> {
         unsafe { mem::store_vec_relaxed(to, message, Scope::Sys) };
     }
 
-    /// Loads what another rank has sent to a slot below the capacity in this launch, if it has
-    /// arrived.
+    /// Loads what a rank has sent to a slot below the capacity in this launch, if it has arrived.
     #[track_caller]
     pub(super) unsafe fn peek(&self, source: usize, slot: u32) -> Option<[u32; 2]> {
         let from = self.slot(self.local, source, slot);

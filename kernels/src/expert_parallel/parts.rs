@@ -2,10 +2,10 @@
 
 use super::prelude::*;
 
-/// Rows in parts of [`WARP_SIZE`](warp::WARP_SIZE) `* VECTORS` vectors; a warp has a part at a
-/// time.
+/// Rows in parts of [`WARP_SIZE`](warp::WARP_SIZE) `* V` vectors, `V` for each lane; a warp has a
+/// part at a time.
 #[derive(Clone, Copy)]
-pub(super) struct Parts<const VECTORS: usize> {
+pub(super) struct Parts<const V: usize> {
     vectors: u32, // Of a row.
     per_row: u32, // Parts of a row.
 }
@@ -45,7 +45,7 @@ impl Share {
 
 /// This lane's vectors of a part.
 #[derive(Clone, Copy)]
-pub(super) struct Part<const VECTORS: usize> {
+pub(super) struct Part<const V: usize> {
     /// The index of the row.
     pub(super) row: u32,
     /// Whether it is the row's first part.
@@ -55,36 +55,35 @@ pub(super) struct Part<const VECTORS: usize> {
     end: u32,
 }
 
-impl<const VECTORS: usize> Parts<VECTORS> {
+impl<const V: usize> Parts<V> {
     /// Divides rows of `vectors` vectors.
     pub(super) fn new(vectors: u32) -> Self {
-        Self { vectors, per_row: vectors.div_ceil(warp::WARP_SIZE * VECTORS as u32) }
+        Self { vectors, per_row: vectors.div_ceil(warp::WARP_SIZE * V as u32) }
     }
 
-    /// Returns the number of parts of `rows` rows.
     pub(super) fn count(self, rows: u32) -> u32 {
         rows * self.per_row
     }
 
     /// Returns the parts of `rows` rows, from row `first` on, that this warp of its block has.
-    pub(super) fn of_block(self, first: u32, rows: u32) -> impl Iterator<Item = Part<VECTORS>> {
+    pub(super) fn of_block(self, first: u32, rows: u32) -> impl Iterator<Item = Part<V>> {
         let (mine, end) = (self.count(first) + warp::warp_id(), self.count(first + rows));
         Strided::new(mine, end, block_warps()).map(move |index| self.at(index))
     }
 
     /// Returns the parts of `rows` rows that this warp of the grid has.
-    pub(super) fn of_grid(self, rows: u32) -> impl Iterator<Item = Part<VECTORS>> {
+    pub(super) fn of_grid(self, rows: u32) -> impl Iterator<Item = Part<V>> {
         Strided::new(warp_index(), self.count(rows), warps()).map(move |index| self.at(index))
     }
 
-    pub(super) fn at(self, index: u32) -> Part<VECTORS> {
+    pub(super) fn at(self, index: u32) -> Part<V> {
         let (row, part) = (index / self.per_row, index % self.per_row);
-        let first = part * warp::WARP_SIZE * VECTORS as u32 + warp::lane_id();
+        let first = part * warp::WARP_SIZE * V as u32 + warp::lane_id();
         Part { row, is_first: part == 0, first, end: self.vectors }
     }
 }
 
-impl<const VECTORS: usize> Part<VECTORS> {
+impl<const V: usize> Part<V> {
     /// Returns the index among the vectors of all rows of vector `i` of this lane, if there is one
     /// and this is a part of row `row`.
     pub(super) fn vector_of(self, row: usize, i: usize) -> Option<usize> {
@@ -98,16 +97,15 @@ impl<const VECTORS: usize> Part<VECTORS> {
         let lane = warp::lane_id();
         let at = (self.first - lane) / warp::WARP_SIZE + lane;
         let per_row = self.end.div_ceil(warp::WARP_SIZE);
-        let is_mine = lane < VECTORS as u32 && at < per_row;
+        let is_mine = lane < V as u32 && at < per_row;
         is_mine.then(|| row * per_row as usize + at as usize)
     }
 
-    /// Loads this part of row `row`, which no other warp loads, and nothing writes; vectors after
-    /// its end are 0.
+    /// Loads this part of row `row`, which nothing else accesses; vectors after its end are 0.
     #[track_caller]
-    pub(super) unsafe fn load<T: Element>(self, rows: *const T, row: usize) -> [Vec16<T>; VECTORS] {
-        let mut vectors = [Vec16::from_bits([0; 4]); VECTORS];
-        for i in 0..VECTORS {
+    pub(super) unsafe fn load<T: Element>(self, rows: *const T, row: usize) -> [Vec16<T>; V] {
+        let mut vectors = [Vec16::from_bits([0; 4]); V];
+        for i in 0..V {
             if let Some(at) = self.vector_of(row, i) {
                 let from = rows.wrapping_add(Vec16::<T>::LANES * at);
                 // SAFETY: the row is allocated, as the caller guarantees, and has the vector.
@@ -123,9 +121,9 @@ impl<const VECTORS: usize> Part<VECTORS> {
         self,
         rows: *mut T,
         row: usize,
-        vectors: &[Vec16<T>; VECTORS],
+        vectors: &[Vec16<T>; V],
     ) {
-        for i in 0..VECTORS {
+        for i in 0..V {
             if let Some(at) = self.vector_of(row, i) {
                 // SAFETY: the row is allocated, as the caller guarantees, and has the vector.
                 unsafe { mem::store_vec(rows.wrapping_add(Vec16::<T>::LANES * at), vectors[i]) };

@@ -122,7 +122,7 @@ impl<T: Rows> Dispatch<'_, T> {
     }
 
     /// Loads the experts of a batch, whose tokens begin with `first`: each lane those of a token.
-    /// All lanes of the block's first warp call this together.
+    /// The block's first warp calls this.
     pub(super) unsafe fn stage(&self, first: u32, batch: u32) {
         let (lane, mut targets) = (warp::lane_id(), 0_u64);
         // SAFETY: the kernel's caller guarantees the memory; there are words for a whole batch.
@@ -143,9 +143,9 @@ impl<T: Rows> Dispatch<'_, T> {
         }
     }
 
-    /// Gives the rows of a token of a batch their places. All lanes of the block's first warp call
-    /// this together, for the tokens in their order, after `find` has found the starts. Barriers
-    /// separate it from the use of the places.
+    /// Gives the rows of a token of a batch their places. The block's first warp calls this, for
+    /// the tokens in their order, after `find` has found the starts. Barriers separate it from the
+    /// use of the places.
     pub(super) unsafe fn place(&self, token: u32) {
         let (lane, Shared { counters, received, .. }) = (warp::lane_id(), self.shared);
         let targets = self.shared.targets.wrapping_add(token as usize);
@@ -179,8 +179,7 @@ impl<T: Rows> Dispatch<'_, T> {
         }
     }
 
-    /// Returns this lane's expert of a token of a batch, if there is one. The batch has been
-    /// staged.
+    /// Returns this lane's expert of a token of a batch, which was staged, if there is one.
     unsafe fn expert(&self, token: u32) -> Option<u32> {
         if warp::lane_id() >= self.shape.top_k {
             return None;

@@ -71,8 +71,7 @@ pub struct Relayed {
 }
 
 impl Relayed {
-    /// Returns the words of the tokens from the rank of `team` on this rail, one for each of the
-    /// most tokens of a rank.
+    /// Returns the words of the tokens from the rank of `team` on this rail, `most` for each rank.
     pub(super) fn ranks_of(self, team: i32, most: u32) -> *mut u32 {
         self.ranks.wrapping_add((team as u32 * most) as usize)
     }
@@ -146,7 +145,6 @@ impl<'a, B: GinBackend> Rail<'a, B> {
         team as usize * self.batches + batch.index as usize
     }
 
-    /// Returns the signal of a team's batch.
     #[track_caller]
     fn signal(&self, team: i32, batch: Batch) -> SignalId {
         // SAFETY: `mail` has a signal for each batch of each team.
@@ -166,7 +164,7 @@ impl<'a, B: GinBackend> Rail<'a, B> {
         put.signal(arrived.inc().weak()).post(Coop::thread());
     }
 
-    /// Waits for a team's message. All threads of the block call this together.
+    /// Waits for a team's message. The whole block calls this.
     pub(super) fn wait(&self, team: i32, batch: Batch) {
         let arrived = self.signal(team, batch);
         if thread::thread_idx_x() == 0 {
@@ -177,8 +175,8 @@ impl<'a, B: GinBackend> Rail<'a, B> {
     }
 
     /// Waits until the messages that this block has sent may be overwritten, and ends the launch's
-    /// epoch. All threads of the block call this together, once, in a launch that has received all
-    /// messages and does not use them any more.
+    /// epoch. The whole block calls this, once, in a launch that has received all messages and does
+    /// not use them any more.
     pub(super) unsafe fn end(&self) {
         self.gin.flush(Coop::cta(), MemoryOrder::Relaxed);
         // SAFETY: the launch receives, and does not use the messages any more.
@@ -207,13 +205,13 @@ impl Batch {
 
     /// Calls `work` with this warp's parts of the batch's rows, of a rank with `all` tokens: with
     /// each part, its token's number in the batch, and the bits that the lane with that number has.
-    /// All lanes of a warp call this together.
-    pub(super) unsafe fn each_part<const VECTORS: usize>(
+    /// A whole warp calls this.
+    pub(super) unsafe fn each_part<const V: usize>(
         self,
         shape: Shape,
         all: u32,
         bits_of_lane: u32,
-        work: impl Fn(Part<VECTORS>, u32, u32),
+        work: impl Fn(Part<V>, u32, u32),
     ) {
         for part in Parts::new(shape.vectors).of_block(self.first(), self.len(all)) {
             let token = part.row - self.first();
@@ -225,7 +223,7 @@ impl Batch {
 
 /// Tells each of the groups of `size` experts, not 0, which of its experts each lane has for a
 /// token with `top_k`, and the bits of its weight, where `to` has the words. Returns a bit for each
-/// group that has such an expert. All lanes of a warp call this together.
+/// group that has such an expert. A whole warp calls this.
 pub(super) unsafe fn tell(
     top_k: u32,
     groups: impl Iterator<Item = i32>,
@@ -250,8 +248,7 @@ pub(super) unsafe fn tell(
     bits
 }
 
-/// Returns the index of the row of a batch's token among the packed rows. `packed` has a bit for
-/// each token that has a row.
+/// Returns the index of a token's row among the packed rows; `packed` has a bit for each of them.
 pub(super) fn position(packed: u32, token: u32) -> usize {
     (packed & ((1 << token) - 1)).count_ones() as usize
 }

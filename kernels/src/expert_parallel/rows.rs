@@ -31,8 +31,8 @@ pub trait Rows: Element {
     ///
     /// # Safety
     ///
-    /// All lanes of a warp call this together, with successive vectors of a row. The index of the
-    /// first one is a multiple of 32.
+    /// A whole warp calls this, with successive vectors of a row. The index of the first one is a
+    /// multiple of 32.
     unsafe fn vector(loaded: Self::Loaded) -> (Vec16<u32>, u32);
 }
 
@@ -88,13 +88,13 @@ impl Rows for F8E4M3 {
 
 /// Loads a part of row `row` of the input, from which the vectors in transit are made.
 #[track_caller]
-pub(super) unsafe fn load<R: Rows, const VECTORS: usize>(
+pub(super) unsafe fn load<R: Rows, const V: usize>(
     input: *const bf16,
-    part: Part<VECTORS>,
+    part: Part<V>,
     row: usize,
-) -> [R::Loaded; VECTORS] {
-    let mut loaded = [R::NOTHING; VECTORS];
-    for i in 0..VECTORS {
+) -> [R::Loaded; V] {
+    let mut loaded = [R::NOTHING; V];
+    for i in 0..V {
         if let Some(at) = part.vector_of(row, i) {
             // SAFETY: the input has the vector, as the caller guarantees.
             loaded[i] = unsafe { R::load(input, at) };
@@ -105,20 +105,20 @@ pub(super) unsafe fn load<R: Rows, const VECTORS: usize>(
 
 /// A lane's vectors of a part of a row in transit, and its vector of scales, if there are any.
 #[derive(Clone, Copy)]
-pub(super) struct Payload<const VECTORS: usize> {
-    pub(super) row: [Vec16<u32>; VECTORS],
+pub(super) struct Payload<const V: usize> {
+    pub(super) row: [Vec16<u32>; V],
     pub(super) scales: Vec16<u32>,
 }
 
-impl<const VECTORS: usize> Payload<VECTORS> {
+impl<const V: usize> Payload<V> {
     pub(super) const ZERO: Self =
-        Self { row: [Vec16::from_bits([0; 4]); VECTORS], scales: Vec16::from_bits([0; 4]) };
+        Self { row: [Vec16::from_bits([0; 4]); V], scales: Vec16::from_bits([0; 4]) };
 
-    /// Makes a part from the input. Lane `i` gets the scales of the `i`-th vectors of all lanes.
-    /// All lanes of a warp call this together, with a part of a row.
-    pub(super) unsafe fn of<R: Rows>(row: &[R::Loaded; VECTORS]) -> Self {
+    /// Makes a part from the input. Lane `i` gets the scales of the `i`-th vectors of all lanes. A
+    /// whole warp calls this, with a part of a row.
+    pub(super) unsafe fn of<R: Rows>(row: &[R::Loaded; V]) -> Self {
         let mut payload = Self::ZERO;
-        for i in 0..VECTORS {
+        for i in 0..V {
             // SAFETY: the caller has all lanes here; parts begin at multiples of a warp's vectors.
             unsafe {
                 let (vector, scale) = R::vector(row[i]);
@@ -140,16 +140,15 @@ impl<const VECTORS: usize> Payload<VECTORS> {
     }
 }
 
-impl<const VECTORS: usize> Part<VECTORS> {
-    /// Stores this part of row `row`, and its scales if rows have scales. Both are allocated, and
-    /// nothing else accesses them.
+impl<const V: usize> Part<V> {
+    /// Stores this part of row `row`, with scales if rows have any. Only this warp has the part.
     #[track_caller]
     pub(super) unsafe fn store_payload<R: Rows>(
         self,
         rows: *mut u32,
         scales: *mut u32,
         row: usize,
-        payload: &Payload<VECTORS>,
+        payload: &Payload<V>,
     ) {
         // SAFETY: only this warp has the part, as the caller guarantees.
         unsafe {

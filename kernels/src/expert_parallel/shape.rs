@@ -9,8 +9,7 @@ use super::prelude::*;
 pub struct Shape {
     /// The most tokens of a rank.
     pub tokens: u32,
-    /// Size of a token's row in transit (after any conversion to 8-bit floats), in vectors of 16
-    /// bytes.
+    /// Vectors of 16 bytes of a token's row in transit, after any conversion to 8-bit floats.
     pub vectors: u32,
     /// Number of a token's experts, from 1 to [`TOP_K`](Self::TOP_K).
     pub top_k: u32,
@@ -43,8 +42,7 @@ impl Shape {
         if has_scales { self.scale_vectors() } else { 0 }
     }
 
-    /// Returns the number of slots for rows with scales: [`slots`](Self::slots), and one for each
-    /// vector of scales.
+    /// Returns the number of slots for rows with scales: one for each vector of either.
     #[must_use]
     pub const fn scaled_slots(self) -> u32 {
         self.tokens * (self.vectors + self.scale_vectors())
@@ -57,8 +55,7 @@ pub struct Steps;
 impl Steps {
     /// Sends this rank's rows.
     pub const SEND: u32 = 1;
-    /// Receives what all ranks sent, in this launch (`SEND | RECEIVE`) or in the one before it
-    /// (`RECEIVE` alone).
+    /// Receives what all ranks sent in this launch or, with `RECEIVE` alone, in the one before it.
     pub const RECEIVE: u32 = 2;
 }
 
@@ -100,8 +97,7 @@ pub struct Received {
     pub rows: *mut u32,
     /// The scales of these rows: [`Shape::scale_vectors`] vectors each. Null if there are none.
     pub scales: *mut f32,
-    /// 1 + the index of each of a token's experts among this rank's experts, or 0 if the expert is
-    /// on another rank.
+    /// 1 + the index of each of a token's experts among this rank's, or 0 for experts elsewhere.
     pub experts: *mut u32,
     /// The weights of these experts.
     pub weights: *mut f32,
@@ -153,8 +149,7 @@ impl Faults {
     pub const INDEX: usize = 1;
     /// The id at that position.
     pub const ID: usize = 2;
-    /// How many rows the buffer sorted by expert would have needed, if it was too small; otherwise
-    /// 0.
+    /// How many rows the buffer sorted by expert would have needed, if it was too small, or 0.
     pub const ROWS: usize = 3;
     /// 1 + the rank that needs these rows, or 0 for this rank.
     pub const RANK: usize = 4;
@@ -199,10 +194,6 @@ impl Ranks {
     pub(super) fn contains(self, rank: usize) -> bool {
         self.0 >> rank & 1 == 1
     }
-
-    pub(super) fn without(self, others: Self) -> Self {
-        Self(self.0 & !others.0)
-    }
 }
 
 /// Calls a method with the number of ranks and the vectors of each lane as constants. Numbers of
@@ -220,7 +211,6 @@ macro_rules! with_ranks {
 }
 pub(super) use with_ranks;
 
-/// Returns the number of ranks.
 pub(super) fn ranks<const N: usize>(comm: &DevComm) -> usize {
     if N == ANY_RANKS { comm.lsa_team().n_ranks as usize } else { N }
 }

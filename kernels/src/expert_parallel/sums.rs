@@ -18,12 +18,9 @@ pub struct Results {
 
 impl Results {
     /// Loads a part of the residual of a token; 0 without one. The kernel's caller guarantees it.
-    pub(super) unsafe fn residual<const VECTORS: usize>(
-        &self,
-        part: Part<VECTORS>,
-    ) -> Row<VECTORS> {
+    pub(super) unsafe fn residual<const V: usize>(&self, part: Part<V>) -> Row<V> {
         if self.residual.is_null() {
-            return [Vec16::from_bits([0; 4]); VECTORS];
+            return [Vec16::from_bits([0; 4]); V];
         }
         // SAFETY: the residual has the row, as the caller guarantees.
         unsafe { part.load(self.residual, part.row as usize) }
@@ -31,11 +28,11 @@ impl Results {
 
     /// Stores a part of the output: the sums plus the residual. Only this warp has the part.
     #[track_caller]
-    pub(super) unsafe fn store<const VECTORS: usize>(
+    pub(super) unsafe fn store<const V: usize>(
         &self,
-        part: Part<VECTORS>,
-        mut sums: [[f32; 8]; VECTORS],
-        residual: &Row<VECTORS>,
+        part: Part<V>,
+        mut sums: Sums<V>,
+        residual: &Row<V>,
     ) {
         add(&mut sums, residual, 1.0);
         // SAFETY: the output has the row, as the kernel's caller guarantees.
@@ -49,10 +46,11 @@ pub(super) type Entries = u32;
 
 const _: () = assert!(RETURN_WORDS == warp::WARP_SIZE as usize);
 
-/// A lane's vectors of a part of a row.
-pub(super) type Row<const VECTORS: usize> = [Vec16<bf16>; VECTORS];
+/// A lane's vectors of a part of a row, and sums of such vectors.
+pub(super) type Row<const V: usize> = [Vec16<bf16>; V];
+pub(super) type Sums<const V: usize> = [[f32; 8]; V];
 
-/// Returns how many experts a token has in this rank. All lanes of a warp call this together.
+/// Returns how many experts a token has in this rank. A whole warp calls this.
 #[track_caller]
 unsafe fn len(entries: Entries) -> u32 {
     // SAFETY: all lanes are here. Words of even lanes are positions.
@@ -60,17 +58,13 @@ unsafe fn len(entries: Entries) -> u32 {
 }
 
 /// Begins to bring the rows of a token's experts into the L2 cache. `entries` are positions of
-/// `rows`, and all lanes of a warp call this together.
-pub(super) unsafe fn prefetch<const VECTORS: usize>(
-    rows: *const bf16,
-    entries: Entries,
-    part: Part<VECTORS>,
-) {
-    // SAFETY: all lanes of the warp are here; positions are those of rows.
+/// `rows`, and a whole warp calls this.
+pub(super) unsafe fn prefetch<const V: usize>(rows: *const bf16, entries: Entries, part: Part<V>) {
+    // SAFETY: the whole warp is here; positions are those of rows.
     unsafe {
         for k in 0..len(entries) {
             let row = warp::shuffle_idx(entries, 2 * k);
-            for i in 0..VECTORS {
+            for i in 0..V {
                 if let Some(at) = part.vector_of(row as usize, i).filter(|_| row < DROPPED) {
                     mem::prefetch(rows.wrapping_add(8 * at));
                 }
@@ -80,38 +74,36 @@ pub(super) unsafe fn prefetch<const VECTORS: usize>(
 }
 
 /// Returns the sum of this rank's experts for a token, rounded; `None` if it has none here.
-/// `entries` are positions of `rows`, and all lanes of a warp call this together.
-pub(super) unsafe fn sum<const VECTORS: usize, const TOGETHER: usize>(
+/// `entries` are positions of `rows`, and a whole warp calls this.
+pub(super) unsafe fn sum<const V: usize, const TOGETHER: usize>(
     rows: *const bf16,
     entries: Entries,
-    part: Part<VECTORS>,
-) -> Option<Row<VECTORS>> {
-    let mut sums = [[0.0; 8]; VECTORS];
-    // SAFETY: all lanes of the warp are here, and `entries` are positions of rows, as the caller
-    // guarantees.
+    part: Part<V>,
+) -> Option<Row<V>> {
+    let mut sums = [[0.0; 8]; V];
+    // SAFETY: the whole warp is here, with positions of rows, as the caller guarantees.
     unsafe {
         let len = len(entries);
         if len == 0 {
             return None;
         }
-        add_rows::<VECTORS, TOGETHER>(&mut sums, rows, (entries, len), part);
+        add_rows::<V, TOGETHER>(&mut sums, rows, (entries, len), part);
     }
     Some(sums.map(bf16::narrow))
 }
 
 /// Adds the first `len` rows of `entries` times their weights. `entries` are positions of `rows`,
-/// and all lanes of a warp call this together.
-pub(super) unsafe fn add_rows<const VECTORS: usize, const TOGETHER: usize>(
-    sums: &mut [[f32; 8]; VECTORS],
+/// and a whole warp calls this.
+pub(super) unsafe fn add_rows<const V: usize, const TOGETHER: usize>(
+    sums: &mut Sums<V>,
     rows: *const bf16,
     (entries, len): (Entries, u32),
-    part: Part<VECTORS>,
+    part: Part<V>,
 ) {
     for k in Strided::new(0, len, TOGETHER as u32) {
         let mut at = [NONE; TOGETHER];
-        let mut loaded = [[Vec16::from_bits([0; 4]); VECTORS]; TOGETHER];
-        // SAFETY: all lanes of the warp are here, and `entries` are positions of rows, as the
-        // caller guarantees.
+        let mut loaded = [[Vec16::from_bits([0; 4]); V]; TOGETHER];
+        // SAFETY: the whole warp is here, with positions of rows, as the caller guarantees.
         unsafe {
             for entry in 0..TOGETHER {
                 at[entry] = warp::shuffle_idx(entries, 2 * (k + entry as u32));
@@ -130,12 +122,8 @@ pub(super) unsafe fn add_rows<const VECTORS: usize, const TOGETHER: usize>(
 }
 
 /// Adds a row times a weight.
-pub(super) fn add<const VECTORS: usize>(
-    sums: &mut [[f32; 8]; VECTORS],
-    row: &Row<VECTORS>,
-    weight: f32,
-) {
-    for i in 0..VECTORS {
+pub(super) fn add<const V: usize>(sums: &mut Sums<V>, row: &Row<V>, weight: f32) {
+    for i in 0..V {
         let wide = bf16::widen(row[i]);
         for lane in 0..8 {
             sums[i][lane] = math::fma(weight, wide[lane], sums[i][lane]);

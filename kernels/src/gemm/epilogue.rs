@@ -1,8 +1,6 @@
 //! Epilogues: what happens to a product's sums before they are rounded and stored.
 
-use cuda_std::convert::Float;
-
-use crate::prelude::*;
+use super::prelude::*;
 
 /// The step between the sums of a product and C. It is a parameter of the kernel: a user's kernel
 /// calls the `product` of [`gemm_wgmma`](super::gemm_wgmma), [`gemm_swapped`](super::gemm_swapped)
@@ -33,8 +31,7 @@ pub trait Epilogue: Copy {
     /// of C, when the kernels before a dependent launch have ended.
     fn apply<F: Fragment>(&self, sums: &mut F);
 
-    /// Whether [`send_early`](Self::send_early) does anything; only
-    /// [`gemm_swapped`](super::gemm_swapped) calls it.
+    /// Whether [`send_early`](Self::send_early) does anything; only `gemm_swapped` calls it.
     const SENDS_EARLY: bool = false;
 
     /// Returns the epilogue of a launch. Threads that multiply call it before the first product;
@@ -60,7 +57,7 @@ pub trait Epilogue: Copy {
 }
 
 /// The epilogue that changes nothing, for C with elements `O`.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct Identity<O>(PhantomData<O>);
 
 impl<O> Identity<O> {
@@ -68,12 +65,6 @@ impl<O> Identity<O> {
     #[must_use]
     pub const fn new() -> Self {
         Self(PhantomData)
-    }
-}
-
-impl<O> Default for Identity<O> {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -159,7 +150,6 @@ pub const GELU: [f32; 2] = [1.595_769, 0.071_354_814];
 pub const SILU: [f32; 2] = [1.0, 0.0];
 
 impl<O: Float> Fused<O> {
-    /// Returns the product of the scales.
     fn scale(&self) -> f32 {
         let scale = |from: *const f32| match from.is_null() {
             true => 1.0,
@@ -175,8 +165,7 @@ impl<O: Float> Fused<O> {
         x * math::sigmoid(x * math::fma(self.cubic, square, self.linear))
     }
 
-    /// Adds a row of numbers to the sums of rows `i` to `end`. `from` has a number for each column
-    /// of C.
+    /// Adds a row of numbers, one for each column of C, to the sums of rows `i` to `end`.
     unsafe fn add<F: Fragment>(sums: &mut F, from: *const O, i: u32, end: u32) {
         let (_, n) = sums.end();
         let add = |sums: &mut F, j, value| {

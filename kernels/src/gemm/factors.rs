@@ -1,14 +1,11 @@
 //! The factors of a product of large matrices: their place in shared memory, and their loads.
 
-use cuda_std::convert::Float;
 use cuda_std::mma;
-use cuda_std::tile::{EmptyStage, TileMemory};
 use cuda_std::wgmma::Factor;
 
-use super::gemm_wgmma::{CLUSTER, MULTIPLYING_WARPS, STAGES, TILE_M, TILE_N, TRANSPOSED};
-use super::order::{Order, Position};
-use super::stores::{PARTS, Store};
-use crate::prelude::*;
+use super::gemm_wgmma::TRANSPOSED;
+use super::prelude::*;
+use super::stores::PARTS;
 
 /// A warp's sums of its rows of a tile.
 pub(super) type Sums = RegTile<f32, 32>;

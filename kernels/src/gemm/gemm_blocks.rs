@@ -5,18 +5,12 @@
 //! threads, while the tensor cores multiply for the other warpgroup. So only 128 terms are added
 //! with the low precision of [`wgmma::multiply`] of 8-bit floats.
 
-use cuda_std::tile::{EmptyStage, Mainloop, Persistent, Turn, store_rows};
-use cuda_std::wgmma;
+use cuda_std::tile::store_rows;
 use cuda_std::wgmma::Factor;
 use devcomm_types::TensorMapDesc;
 
-use super::epilogue::{Epilogue, Fused};
-use super::factors::{Factors, GemmFactor, Source, Sums, origin};
-use super::gemm_wgmma::{CLUSTER, STAGES, STORE_M, WARPGROUP_M};
-use super::hooks::{Hooks, IdleRegisters};
-use super::order::Order;
-use super::stores::{Place, Stores};
-use crate::prelude::*;
+use super::gemm_wgmma::{STORE_M, WARPGROUP_M};
+use super::prelude::*;
 
 /// Terms, and rows of B, that share a scale: the terms of a step, and half of a tile's columns.
 pub const BLOCK: u32 = 128;
@@ -122,8 +116,7 @@ struct State {
     block: u32,
 }
 
-// SAFETY: a stage's loads have as many bytes as `expect` announces, and `compute` waits for its
-// products.
+// SAFETY: a stage's loads have the bytes that `expect` announces; `compute` waits for products.
 unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
     type Schedule = Persistent<CLUSTER>;
     type Registers = IdleRegisters;
@@ -177,8 +170,7 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
         // The main loop begins with sums of 0, so the first products are added too.
         let shared = self.factors.shared;
         let mut products = [0.0; 64];
-        // SAFETY: a whole warpgroup computes a stage that has arrived; scales exist for each block
-        // of `k`.
+        // SAFETY: a whole warpgroup computes a stage that has arrived; each block has scales.
         unsafe {
             let factors = state.scales.factors(state.next);
             state.block += 1;

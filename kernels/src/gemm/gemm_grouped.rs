@@ -4,16 +4,8 @@
 //! there too. Rows in no group have no effect, and are not written. Before its first tile, every
 //! block counts the tiles of all groups; a group without rows has none.
 
-use cuda_std::tile::Mainloop;
-
-use super::epilogue::Fused;
-use super::factors::Factors;
-use super::gemm_wgmma::{GemmFactor, Product};
-use super::groups::{GroupTiles, Groups};
-use super::hooks::{Hooks, IdleRegisters};
-use super::order::Order;
-use super::stores::Stores;
-use crate::prelude::*;
+use super::gemm_wgmma::Product;
+use super::prelude::*;
 
 /// Computes `C = A x B^T` for each group of rows of A and C, with an epilogue, for Hopper. B has `n
 /// x k` elements for each group, one after the other. The epilogue's bias is that of all groups.

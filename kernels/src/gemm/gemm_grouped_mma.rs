@@ -1,14 +1,10 @@
 //! The product of groups of rows, each with a B of its own, on every GPU since Ampere, for rows at
-//! any addresses: by the tiles of [`gemm_mma`](super::gemm_mma).
+//! any addresses: by the tiles of [`gemm_mma`].
 
-use cuda_std::convert::Float;
 use cuda_std::mma::Factor;
 
-use super::epilogue::Fused;
 use super::gemm_mma::{self, Factors, TILE};
-use super::groups::{GroupTiles, Groups};
-use super::order::Position;
-use crate::prelude::*;
+use super::prelude::*;
 
 /// Computes what [`gemm_grouped`](super::gemm_grouped::gemm_grouped()) does, with the grid and the
 /// block of [`gemm_mma`](super::gemm_mma::gemm_mma()). It cannot be a dependent launch.
@@ -30,11 +26,10 @@ pub unsafe fn gemm_grouped_mma<T: Factor + Float>(
     const PLAIN: [bool; 2] = [false; 2];
     let alignment = Factors { a, b, m, n, k }.row_alignment(PLAIN);
     let columns = n.div_ceil(TILE);
-    // SAFETY: the kernel's caller passes matrices and groups; all threads of the block are here.
+    // SAFETY: the kernel's caller passes matrices and groups; the whole block is here.
     unsafe {
         let tiles = GroupTiles::<TILE, { gemm_mma::GROUP }>::new(groups, [m, n], columns);
-        let (rows, columns) = tiles.extent();
-        for tile in thread::blocks_strided(rows * columns) {
+        for tile in thread::blocks_strided(tiles.rows * tiles.columns) {
             let Position { row, column, group } = tiles.position(tile);
             let b = b.wrapping_add(group.b_row as usize * k as usize);
             let factors = Factors { a, b, m: group.end, n, k };

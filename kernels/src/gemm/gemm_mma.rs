@@ -4,17 +4,12 @@
 //! 64 elements each; together they copy the factors to a pipeline of three stages, which leaves
 //! shared memory for a second block on every GPU.
 
-use cuda_std::convert::Float;
 use cuda_std::mma::Factor;
-use cuda_std::tile::{Matrix, MmaProduct};
 
-use super::epilogue::{Epilogue, Fused};
-use super::part::Part;
-use crate::prelude::*;
+use super::prelude::*;
 
 /// Rows and columns of a tile of C.
 pub const TILE: u32 = 128;
-/// Stages of the pipeline.
 const STAGES: u32 = 3;
 /// Rows of tiles of C that are computed at the same time.
 pub(super) const GROUP: u32 = 16;
@@ -100,7 +95,7 @@ pub unsafe fn product<T: Factor, E: Epilogue>(
     for tile in thread::blocks_strided(order.count()) {
         let (row, column) = order.position(tile);
         let origin = (row * TILE, column * TILE);
-        // SAFETY: the caller passes the matrices; all threads of the block are here.
+        // SAFETY: the caller passes the matrices; the whole block is here.
         unsafe { factors.tile(c, origin, alignment, transposed, epilogue) };
     }
 }

@@ -7,22 +7,13 @@
 //! add their sums through distributed shared memory. Blocks of a cluster that compute neighbouring
 //! tiles may load the rows that they share once, each a part for all.
 
-use cuda_std::convert::Half;
-use cuda_std::mbarrier::MBarrier;
-use cuda_std::tile::{
-    EmptyStage, IdleWarp, Mainloop, RegisterSplit, Schedule, Scheduler, TileMemory, Work,
-};
-use cuda_std::wgmma;
+use cuda_std::tile::{Scheduler, Work};
 use cuda_std::wgmma::Factor;
 
-use super::epilogue::{Epilogue, Fused, Identity};
+use super::prelude::*;
 pub use super::shapes::*;
-use super::slices::Slices;
 use super::swapped_tiles::{Block, Target, WARPGROUP_BARRIER};
-use crate::prelude::*;
 
-/// Terms of the sums that a tile in shared memory has.
-const TILE_K: u32 = SharedTile::<bf16, WARPGROUP_N>::COLUMNS;
 /// Terms of one `wgmma`.
 const TERMS: u32 = 16;
 
@@ -115,8 +106,7 @@ pub(super) unsafe fn compute<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: 
         false => Division { across: 1, down: 1, ..division },
     };
     let Division { across, down, .. } = division;
-    let cluster_tiles = across * down;
-    let splits = quotient(cluster::size(), cluster_tiles);
+    let splits = quotient(cluster::size(), across * down);
     let place = quotient(cluster::rank(), splits);
     let (row, column) = (quotient(place, across), remainder(place, across));
     let rows = quotient(m.div_ceil(S::M) + down - 1, down);
@@ -211,14 +201,10 @@ impl Scheduler for SlicedSchedule {
     }
 
     fn steps(&self, work: Work) -> (u32, u32) {
-        match self.slices {
-            Some(Slices { count, .. }) => {
-                let first = |slice| slice * self.schedule.steps / count;
-                let slice = work.tile % count;
-                (first(slice), first(slice + 1))
-            }
-            None => self.schedule.steps(work),
-        }
+        let Some(Slices { count, .. }) = self.slices else { return self.schedule.steps(work) };
+        let first = |slice| slice * self.schedule.steps / count;
+        let slice = work.tile % count;
+        (first(slice), first(slice + 1))
     }
 }
 
@@ -343,7 +329,8 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
             Source { row, skipped: 0, height: S::N, share, once: end.0 <= S::M }
         } else {
             let share = Share::of(across, column, schedule.splits);
-            let row = self.block.loaded_a(origin.0);
+            // A tile beyond C is multiplied too, by rows that exist.
+            let row = if origin.0 < end.0 { origin.0 } else { 0 };
             Source { row, skipped: S::N, height: S::M, share, once: false }
         }
     }

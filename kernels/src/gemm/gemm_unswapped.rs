@@ -2,21 +2,15 @@
 //!
 //! The kernel is [`gemm_swapped`](super::gemm_swapped) with A and B exchanged: rows of A are the 64
 //! rows of a `wgmma`, and a tile is as wide as C's columns need. So here the rows of a [`Shape`], a
-//! [`Cluster`](super::gemm_swapped::Cluster) and a [`Division`] are columns of C, and their columns
-//! are rows. Rows of C are stored from registers.
+//! [`Cluster`] and a [`Division`] are columns of C, and their columns are rows. Rows of C are
+//! stored from registers.
 
-use cuda_std::convert::{Float, Half};
 use cuda_std::wgmma::Factor;
 
-use super::epilogue::{Epilogue, Fragment, Fused};
 use super::gemm_swapped::compute;
-use super::shapes::{
-    Division, M80N128, M96N64, M96N128, M112N64, M112N128, M128N128, M144N128, M160N128, M176N128,
-    M192N128, M208N128, M224N128, M256N128, STORE_EIGHTS, Shape,
-};
-use super::slices::Slices;
+use super::prelude::*;
+use super::shapes::*;
 use super::swapped_tiles::{Block, Groups, Part, Target};
-use crate::prelude::*;
 
 /// Computes `C = A x B^T` in bf16 or f16, with an epilogue, for few columns of C, on Hopper.
 ///

@@ -7,15 +7,9 @@
 //! next tile. The two blocks of a cluster compute tiles that are neighbours in a column: both need
 //! the same rows of B, of which each loads half for both.
 
-use cuda_std::tile::{EmptyStage, IdleWarp, LastRows, Mainloop, Persistent, TileMemory, Turn};
-
-use super::epilogue::{Epilogue, Fused};
 pub use super::factors::GemmFactor;
-use super::factors::{Factors, STAGE_BYTES, STORE_BYTES, Shared, Source, Sums, Tile};
-use super::hooks::Hooks;
-use super::order::Order;
-use super::stores::{Place, Stores};
-use crate::prelude::*;
+use super::factors::{STAGE_BYTES, STORE_BYTES};
+use super::prelude::*;
 
 /// Rows of a tile of C.
 pub const TILE_M: u32 = 128;
@@ -38,7 +32,6 @@ const SEND_COST_TERMS: u32 = 24 * 64;
 /// Further terms that are multiplied before the previous tile is reported as stored: it is in C by
 /// then, so the wait is short.
 const STORE_COST_TERMS: u32 = 4 * 64;
-/// Rows of a warpgroup.
 pub(super) const WARPGROUP_M: u32 = 64;
 /// Terms, and rows of A or B, that one load of a transposed factor has.
 pub const TRANSPOSED: u32 = 64;
@@ -130,8 +123,7 @@ pub unsafe fn product<T: GemmFactor, E: Epilogue>(
     }
 }
 
-/// Computes what [`product`] does, and runs a kernel's hooks. The conditions are those of
-/// [`product`] and of the hooks.
+/// Does the same as [`product`], with hooks, under the conditions of both.
 pub(crate) unsafe fn product_with<T: GemmFactor, E: Epilogue>(
     [a, b, c]: [&TensorMap; 3],
     unaligned: *mut E::Output,

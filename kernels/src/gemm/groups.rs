@@ -1,7 +1,6 @@
 //! Groups of rows of a product, each with a B of its own, and the order of their tiles.
 
-use super::order::{Group, Position};
-use crate::prelude::*;
+use super::prelude::*;
 
 /// Parts of the groups, before each of which the rows of tiles are counted: a power of two, for the
 /// binary search. Shared memory has room for this number and the pipeline of `gemm_grouped`.
@@ -44,23 +43,21 @@ pub(super) struct GroupTiles<const HEIGHT: u32, const GROUP: u32> {
     m: u32,
     n: u32,
     /// Rows and columns of tiles.
-    rows: u32,
-    columns: u32,
+    pub(super) rows: u32,
+    pub(super) columns: u32,
 }
 
 impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
     /// Counts the tiles of groups of `m` rows of A and C, where C has `n` columns, in `columns`
     /// columns of tiles. Groups end at row `m` at the latest. There is a group, its arrays have
-    /// elements for each, and nothing writes them any more. All threads of the block call this,
-    /// once.
+    /// elements for each, and nothing writes them any more. The whole block calls this, once.
     pub(super) unsafe fn new(groups: Groups, [m, n]: [u32; 2], columns: u32) -> Self {
         let this = Self { groups, m, n, rows: 0, columns };
         // SAFETY: the caller has all threads of the block here, with arrays that nothing writes.
         Self { rows: unsafe { this.count_rows() }, ..this }
     }
 
-    /// Returns the array in shared memory of the number of rows of tiles before each part of the
-    /// groups.
+    /// Returns the array in shared memory of the rows of tiles before each part of the groups.
     fn before() -> *mut u32 {
         shared_array![u32; PARTS as usize]
     }
@@ -108,8 +105,7 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
         }
     }
 
-    /// Returns how many rows of tiles a part has, which may have no groups. The conditions are
-    /// those of [`new`](Self::new).
+    /// Returns how many rows of tiles a part has, under the conditions of [`new`](Self::new).
     unsafe fn rows_of_part(&self, part: u32) -> u32 {
         let (mut rows, begin) = (0, part * self.part_len());
         let end = (begin + self.part_len()).min(self.groups.count);
@@ -119,11 +115,6 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
             rows += (end - first).div_ceil(HEIGHT);
         }
         rows
-    }
-
-    /// Returns the numbers of rows and of columns of tiles.
-    pub(super) fn extent(&self) -> (u32, u32) {
-        (self.rows, self.columns)
     }
 
     /// Returns the position of a tile, whose number is below the product of the rows and columns.

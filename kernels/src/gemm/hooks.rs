@@ -1,14 +1,9 @@
 //! Hooks into the product of large matrices: what a kernel does in addition to it.
 
-use cuda_std::tile::{RegisterSplit, Registers};
-
-use super::gemm_wgmma::{CLUSTER, TILE_M, TILE_N};
-use super::order::Order;
+use super::prelude::*;
 pub(crate) use super::stores::Store;
-use crate::prelude::*;
 
-/// The steps of [`gemm_wgmma`](super::gemm_wgmma) that a kernel can change, and those that it can
-/// add.
+/// The steps of [`gemm_wgmma`](super::gemm_wgmma) that a kernel can change or add.
 pub(crate) trait Hooks {
     /// The division of the registers: the multiplying warps have fewer if the idle warps have work.
     type Registers: RegisterSplit;

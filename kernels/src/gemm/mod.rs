@@ -27,3 +27,25 @@ pub mod shapes;
 pub mod slices;
 mod stores;
 mod swapped_tiles;
+
+/// The names that many files use.
+pub(crate) mod prelude {
+    pub(super) use cuda_std::convert::{Float, Half};
+    pub(super) use cuda_std::mbarrier::MBarrier;
+    pub(super) use cuda_std::tile::{EmptyStage, IdleWarp, Mainloop, Persistent, TileMemory, Turn};
+    pub(super) use cuda_std::tile::{LastRows, RegisterSplit, Registers, Schedule, StoresRows};
+    pub(crate) use cuda_std::tile::{Matrix, MmaProduct};
+    pub(super) use cuda_std::wgmma;
+
+    pub(crate) use super::epilogue::{Epilogue, Fragment, Fused, Identity};
+    pub(super) use super::factors::{Factors, GemmFactor, Shared, Source, Sums, Tile};
+    pub(crate) use super::gemm_wgmma::{CLUSTER, IDLE_WARPS, MULTIPLYING_WARPS, STAGES};
+    pub(crate) use super::gemm_wgmma::{TILE_M, TILE_N, product_with};
+    pub(super) use super::groups::{GroupTiles, Groups};
+    pub(crate) use super::hooks::{AddingRegisters, CopyingRegisters, Hooks, IdleRegisters, Store};
+    pub(super) use super::order::{Group, Position};
+    pub(crate) use super::order::{Order, cluster, clusters};
+    pub(crate) use super::{factors::origin, part::Part};
+    pub(super) use super::{slices::Slices, stores::Place, stores::Stores};
+    pub(crate) use crate::prelude::*;
+}

@@ -1,8 +1,6 @@
 //! The order in which clusters compute the tiles of a large product.
 
-use super::gemm_wgmma::{CLUSTER, TILE_M};
-use super::groups::GroupTiles;
-use crate::prelude::*;
+use super::prelude::*;
 
 /// Rows of clusters' tiles that are computed at the same time.
 const GROUP: u32 = 8;
@@ -19,7 +17,8 @@ pub(crate) struct Order {
 #[derive(Clone, Copy)]
 enum Division {
     None,
-    /// A cluster computes the same tile of each part of the rows, by turns.
+    /// A cluster computes the same tile of each part of the rows by turns, from part `first` on,
+    /// modulo `parts`.
     Turns {
         first: u32,
         parts: u32,
@@ -56,7 +55,6 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// All rows.
     pub(super) const ALL: Self = Self { first: 0, end: u32::MAX, b_row: 0 };
 }
 
@@ -66,22 +64,20 @@ impl Order {
         Self { tiles: TileOrder { rows, columns }, division: Division::None }
     }
 
-    /// Returns the order in which a cluster computes the same tile of each of `parts` parts of the
-    /// rows by turns, from part `first` on, modulo `parts`. `rows` is a multiple of `parts`.
+    /// Returns the order of [`Division::Turns`]. `rows` is a multiple of `parts`.
     pub(crate) fn turns(rows: u32, columns: u32, first: u32, parts: u32) -> Self {
         let tiles = TileOrder { rows: rows / parts, columns };
         Self { tiles, division: Division::Turns { first, parts } }
     }
 
-    /// Returns the order in which all clusters compute the tiles of `height` rows, from row `first`
-    /// on, and then those of the next `height`; the last row is followed by row 0.
+    /// Returns the order of [`Division::Parts`].
     pub(crate) fn parts(rows: u32, columns: u32, first: u32, height: u32) -> Self {
         Self { tiles: TileOrder { rows, columns }, division: Division::Parts { first, height } }
     }
 
     /// Returns the order of the tiles of groups of rows.
     pub(super) fn groups(groups: GroupTiles<{ CLUSTER * TILE_M }, GROUP>) -> Self {
-        let (rows, columns) = groups.extent();
+        let GroupTiles { rows, columns, .. } = groups;
         Self { tiles: TileOrder { rows, columns }, division: Division::Groups(groups) }
     }
 

@@ -1,9 +1,6 @@
 //! A warp's sums of a tile of C, in registers.
 
-use cuda_std::convert::Float;
-
-use super::epilogue::Fragment;
-use crate::prelude::*;
+use super::prelude::*;
 
 /// A thread's part of a warp's sums of `16 * I` rows and `8 * J` columns of C, from `row` and
 /// `column` on. `end` has the end of the rows and that of the columns of C.
@@ -26,8 +23,7 @@ impl<'a, const I: usize, const J: usize> Part<'a, I, J> {
         Self { sums, row: row + lane / 4, column: column + lane % 4 * 2, end }
     }
 
-    /// Rounds and stores the sums that are in C. `c` has the elements of C, and no other thread
-    /// accesses those of this part.
+    /// Rounds and stores the sums that are in C, the elements of which no other thread accesses.
     pub(crate) unsafe fn store<O: Float>(mut self, c: *mut O) {
         let (m, n) = self.end;
         let aligned = n.is_multiple_of(2) && c.addr().is_multiple_of(size_of::<O::Pair>());

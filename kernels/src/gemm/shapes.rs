@@ -1,20 +1,20 @@
 //! The shapes of the tiles of [`gemm_swapped`](super::gemm_swapped), and the division of the work
 //! among clusters.
 
-use cuda_std::tile::{MAX_STAGES, Schedule, SharedTile, TileMemory};
-use cuda_std::wgmma;
+use cuda_std::tile::MAX_STAGES;
 
-use crate::prelude::*;
+use super::prelude::*;
 
 /// Columns of C of a warpgroup: rows of B in one of its tiles.
 pub const WARPGROUP_N: u32 = 64;
 /// Terms of the sums that a tile in shared memory has.
-const TILE_K: u32 = SharedTile::<bf16, WARPGROUP_N>::COLUMNS;
+pub(super) const TILE_K: u32 = SharedTile::<bf16, WARPGROUP_N>::COLUMNS;
 /// Rows of C that one instruction stores.
 pub const STORE_M: u32 = 8;
 /// Groups of eight rows that a warpgroup stores together.
 pub(super) const STORE_EIGHTS: u32 = 4;
-/// The number of bytes above which the sums of a split tile lie over the stages if they can.
+/// The number of bytes above which the sums of a split tile lie over the stages if they can: the
+/// memory of larger ones is worth more as stages.
 const LARGE_SUMS: u32 = 32 << 10;
 /// Threads that do not multiply: a warpgroup, of which two warps load.
 const LOADING: u32 = 128;
@@ -31,11 +31,9 @@ pub trait Shape {
     const M: u32;
     /// Columns of C: [`WARPGROUP_N`] for each warpgroup.
     const N: u32;
-    /// Tiles of 64 terms in a stage: more for small tiles, for which barriers take a large part of
-    /// the time.
+    /// Tiles of 64 terms in a stage: more for small tiles, for which barriers take long.
     const DEPTH: u32;
-    /// Whether blocks of a cluster may share what they load. The code for it makes every launch
-    /// longer.
+    /// Whether blocks of a cluster may share their loads: code that makes every launch longer.
     const SHARES: bool;
     /// Terms of a stage.
     const K: u32 = Self::DEPTH * TILE_K;

@@ -1,11 +1,11 @@
 //! The division of a tile's terms among blocks that add their sums through the GPU's memory: blocks
 //! of a cluster can then share what they load, and any number of blocks can work on a tile.
 
-use cuda_std::atomic::{AtomicU32, Order, Scope};
+use cuda_std::atomic::Order;
 
+use super::prelude::*;
 use super::shapes::{Shape, WARPGROUP_N};
 use super::swapped_tiles::{WARPGROUP_BARRIER, four};
-use crate::prelude::*;
 
 /// The blocks that compute a tile together, each a slice of the terms. The last block to have its
 /// sums adds those of all, in the order of the slices, and stores them. No block waits for another.
@@ -14,11 +14,9 @@ use crate::prelude::*;
 pub struct Slices {
     /// How many blocks.
     pub count: u32,
-    /// Room for the sums of each block's tile, [`Shape::M`] times [`Shape::N`], at a multiple of 16
-    /// bytes.
+    /// Room for the sums of each block's tile, `M * N` of its [`Shape`], at a multiple of 16 bytes.
     pub sums: *mut f32,
-    /// A number for each block, of which each warpgroup of a tile uses one: 0 before and after a
-    /// launch.
+    /// A number for each block, of which a tile's warpgroups use one each: 0 except in a launch.
     pub arrived: *mut u32,
 }
 

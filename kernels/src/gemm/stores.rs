@@ -2,14 +2,8 @@
 
 use core::array;
 
-use cuda_std::convert::Float;
-use cuda_std::tile::StoresRows;
-
-use super::factors::{GemmFactor, Shared, Sums};
 use super::gemm_wgmma::STORE_M;
-use super::hooks::Hooks;
-use super::part::Part;
-use crate::prelude::*;
+use super::prelude::*;
 
 /// A part of a warp's rows, in shared memory.
 pub(crate) type Store<O> = SharedTile<O, STORE_M>;

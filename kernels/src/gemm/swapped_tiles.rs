@@ -1,15 +1,10 @@
 //! What happens to the sums of a tile of [`gemm_swapped`](super::gemm_swapped): split tiles are
 //! added over the blocks of a cluster, then the epilogue is applied, and the tile is stored.
 
-use cuda_std::convert::Half;
-use cuda_std::mbarrier::MBarrier;
-use cuda_std::tile::{Schedule, TileMemory};
 use cuda_std::wgmma::Factor;
 
-use super::epilogue::{Epilogue, Fragment};
+use super::prelude::*;
 use super::shapes::{Division, STORE_EIGHTS, STORE_M, Shape, WARPGROUP_N};
-use super::slices::Slices;
-use crate::prelude::*;
 
 /// The named barrier of the first warpgroup.
 pub(super) const WARPGROUP_BARRIER: u32 = 1;
@@ -99,12 +94,6 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         }
     }
 
-    /// Returns the first row of A that is loaded for a tile that begins with this row. A tile
-    /// beyond C is multiplied too, by rows that exist.
-    pub(super) fn loaded_a(&self, row: u32) -> u32 {
-        if row < self.end.0 { row } else { 0 }
-    }
-
     /// Returns the tile of `height` rows after `skipped` rows, at this depth of a stage.
     pub(super) fn tile(&self, stage: u32, skipped: u32, height: u32, depth: u32) -> BTile<T> {
         let rows = S::DEPTH * skipped + depth * height;
@@ -118,8 +107,7 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         let (tile, slice) = self.tile_and_slice(tile);
         let Division { across, down, .. } = self.division;
         let tile = (tile * down + self.row) * across + self.column;
-        // SAFETY: the caller's warpgroups come here once for the tile, and the memory is the
-        // slices'.
+        // SAFETY: the warpgroups come here once for the tile; the caller guarantees the memory.
         unsafe { slices.add::<S>(tile, slice, sums) }
     }
 
@@ -206,13 +194,12 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         (row, column): (u32, u32),
         epilogue: P,
     ) {
-        let thread = thread::thread_idx_x();
         let Schedule { rank, splits, .. } = self.schedule;
         let begin = rank * self.share();
         let left = (S::M / 8).saturating_sub(begin);
         let count = if left < self.share() { left } else { self.share() };
         if count > 0 {
-            if thread == 0 {
+            if thread::thread_idx_x() == 0 {
                 self.received.arrive_expect_tx((splits - 1) * count * S::N * 32); // 8 rows of f32.
             }
             // The next phase ends after all have waited: blocks send again only after `drained`.
@@ -240,7 +227,7 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     /// block's share, from the `first` on, over all blocks of the cluster. The sums of all blocks
     /// for these groups were received.
     unsafe fn add_received(&self, first: u32, count: u32) -> Sums {
-        let mut sums = [0.0; 4 * STORE_EIGHTS as usize];
+        let mut sums: Sums = [0.0; _];
         for eight in 0..STORE_EIGHTS {
             let mut from = 0;
             while from < self.schedule.splits && first + eight < count {
@@ -273,20 +260,17 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     /// Returns groups of a whole tile of this origin, from the `first` on.
     fn whole_groups(&self, all: &S::Sums, first: u32, origin: (u32, u32)) -> Groups<S> {
         let (all, from) = (all.as_ref(), 4 * first as usize);
-        let mut sums = [0.0; 4 * STORE_EIGHTS as usize];
+        let mut sums: Sums = [0.0; _];
         for i in 0..sums.len() {
             if from + i < all.len() {
                 sums[i] = all[from + i];
             }
         }
-        self.groups((first, S::M / 8), origin, self.end_of_tile(origin), sums)
-    }
-
-    /// Returns the end of the rows of a whole tile of this origin that an epilogue may read or
-    /// send: of the last rows that are stored together, some may belong to other blocks.
-    fn end_of_tile(&self, (row, _): (u32, u32)) -> u32 {
+        // Of the last rows that are stored together, some may belong to other blocks: an epilogue
+        // must not read or send them.
         let ends_with_part = S::M < 8 * STORE_EIGHTS || S::M.is_multiple_of(8 * STORE_EIGHTS);
-        if ends_with_part { self.end.0 } else { self.end.0.min(row + S::M) }
+        let end = if ends_with_part { self.end.0 } else { self.end.0.min(origin.0 + S::M) };
+        self.groups((first, S::M / 8), origin, end, sums)
     }
 
     /// Returns groups of eight rows with these sums.

@@ -12,17 +12,18 @@ use cuda_std::atomic::Order;
 use super::partial::{MOST_FRAGMENTS, Partial, SCALED, add_scaled};
 use super::tiles::{COLUMNS, STRIP_ROWS, STRIPS, Strip, Tiles};
 use crate::files::collectives::elements::Elements;
-use crate::prelude::*;
+use crate::files::gemm::prelude::*;
 
 /// Words before the flags in their window: the number of blocks that have ended, the epoch of the
 /// last launch, and padding to a cache line.
 pub(super) const FIRST_FLAG: usize = 32;
 
-/// Rows and columns of a fragment.
-pub(super) const ROWS: u32 = 16;
-pub(super) const WIDTH: u32 = 8;
+/// Rows and columns of a fragment, and fragments of a warp's sums in 16 rows.
+const ROWS: u32 = 16;
+const WIDTH: u32 = 8;
+const FRAGMENTS: usize = 8;
 /// Fragments whose elements share scales.
-pub(super) const SCALED_FRAGMENTS: u32 = SCALED / WIDTH;
+const SCALED_FRAGMENTS: u32 = SCALED / WIDTH;
 /// Words of these fragments' scales: a pair for each row and the eighth row after it.
 const SCALES: u32 = ROWS / 2;
 
@@ -45,8 +46,7 @@ fn next_group() -> *mut u32 {
     shared_array![u32; 1]
 }
 
-/// Returns a word in shared memory: the number of the block's warps that have returned from
-/// [`Exchange::reduce`].
+/// Returns a word in shared memory: how many of the block's warps have ended [`Exchange::reduce`].
 fn warps_done() -> *mut u32 {
     shared_array![u32; 1]
 }
@@ -55,12 +55,12 @@ fn warps_done() -> *mut u32 {
 pub(super) struct Exchange<'a, W> {
     comm: &'a DevComm,
     team: Team,
-    pub(super) tiles: Tiles,
-    pub(super) c: Window<bf16>,
+    tiles: Tiles,
+    c: Window<bf16>,
     partials: Window<u32>,
     flags: Window<u32>,
     epoch: u32,
-    pub(super) local_only: bool,
+    local_only: bool,
     wire: PhantomData<W>,
 }
 
@@ -112,22 +112,99 @@ impl<'a, W: Partial> Exchange<'a, W> {
 
     /// Returns the word in a slot at which a lane's vector begins, of the fragments with first row
     /// `16 * i` and first column `8 * j`.
-    pub(super) fn vector(i: u32, j: u32, lane: u32) -> usize {
+    fn vector(i: u32, j: u32, lane: u32) -> usize {
         let number = i * Self::VECTORS + j / W::FRAGMENTS as u32;
         ((number * warp::WARP_SIZE + lane) * 4) as usize
     }
 
     /// Returns the word in a slot with the scales of the `row`-th row of these fragments, and of
     /// the eighth row after it.
-    pub(super) fn scales(i: u32, j: u32, row: u32) -> usize {
+    fn scales(i: u32, j: u32, row: u32) -> usize {
         let number = i * (COLUMNS / SCALED) + j / SCALED_FRAGMENTS;
         element_words::<W>() + (number * SCALES + row) as usize
     }
 
     /// Returns the slot of this rank's sums of a strip, in the owner's workspace.
-    pub(super) fn outgoing(&self, strip: Strip) -> *mut u32 {
+    fn outgoing(&self, strip: Strip) -> *mut u32 {
         let slot = self.slot(strip, self.team.rank);
         self.partials.lsa(self.owner(strip)).as_ptr().wrapping_add(slot * Self::SLOT)
+    }
+
+    /// Stores a warp's sums of a strip, from row `16 * i` and column `8 * j` of the strip on: to
+    /// the owner's workspace, or to C if there is a single rank. A whole warp calls it; no other
+    /// warp stores these elements.
+    pub(super) unsafe fn send(
+        &self,
+        strip: Strip,
+        (i, j): (u32, u32),
+        sums: &mut [RegTile<f32, FRAGMENTS>; 2],
+    ) {
+        let (row, column) = (strip.row + ROWS * i, strip.column + WIDTH * j);
+        let Tiles { m, n } = self.tiles;
+        // SAFETY: only this whole warp stores these elements, in C or in this rank's slot.
+        unsafe {
+            if self.local_only {
+                return Part::of_warp(sums, (row, column), (m, n)).store(self.c.local().as_ptr());
+            }
+            let slot = self.outgoing(strip);
+            if row < m {
+                Self::send_rows(slot, i, j, n.saturating_sub(column), &sums[0]);
+            }
+            if row + ROWS < m {
+                Self::send_rows(slot, i + 1, j, n.saturating_sub(column), &sums[1]);
+            }
+        }
+    }
+
+    /// Stores 16 rows of a warp's sums to a slot, in C's columns, as [`send`](Self::send) does.
+    unsafe fn send_rows(
+        slot: *mut u32,
+        i: u32,
+        j: u32,
+        columns: u32,
+        sums: &RegTile<f32, FRAGMENTS>,
+    ) {
+        let lane = warp::lane_id();
+        // The number of fragments that share scales, or of those in a vector.
+        let block = if W::HAS_SCALES { SCALED_FRAGMENTS as usize } else { W::FRAGMENTS };
+        for first in Strided::new(0, FRAGMENTS as u32, block as u32) {
+            let (j, mut scales) = (j + first, [Scale::ONE; 2]);
+            let fragment = |x: usize| sums.blocks()[first as usize + x];
+            if first * WIDTH >= columns {
+                break;
+            }
+            // SAFETY: the caller's warp, with all lanes here, alone stores to its part of the slot.
+            unsafe {
+                if W::HAS_SCALES {
+                    scales = Self::scales_of(fragment);
+                    if lane.is_multiple_of(4) {
+                        let to = slot.add(Self::scales(i, j, lane / 4));
+                        mem::store(to, Scale::pack(scales));
+                    }
+                }
+                let [top, bottom] = scales.map(Scale::inverse);
+                for x in Strided::new(0, block, W::FRAGMENTS) {
+                    let vector = W::pack(|f| {
+                        let [a, b, c, d] = fragment(x + f);
+                        [a * top, b * top, c * bottom, d * bottom]
+                    });
+                    let to = Self::vector(i, j + x as u32, lane);
+                    mem::store_vec(slot.add(to).cast(), vector);
+                }
+            }
+        }
+    }
+
+    /// Returns the scales of the lane's two rows, of fragments that share them. A whole warp calls
+    /// it.
+    unsafe fn scales_of(fragment: impl Fn(usize) -> [f32; 4]) -> [Scale; 2] {
+        let mut largest = [0_f32; 2];
+        for x in 0..SCALED_FRAGMENTS as usize {
+            let [a, b, c, d] = fragment(x).map(f32::abs);
+            largest = [largest[0].max(a).max(b), largest[1].max(c).max(d)];
+        }
+        // SAFETY: the caller has all lanes of the warp here.
+        largest.map(|mine| Scale::of(unsafe { segment_reduce::<4, _>(mine, f32::max) }))
     }
 
     /// Sets the flag of this rank's sums of a strip. The 128 threads that stored the sums call it
@@ -154,8 +231,7 @@ impl<'a, W: Partial> Exchange<'a, W> {
         }
         let (rank, n_ranks) = (self.team.rank as u32, self.team.n_ranks as u32);
         let strips = self.tiles.count() * STRIPS;
-        // SAFETY: the caller's warp is here with all lanes. After the block's barrier, the words in
-        // shared memory change only here.
+        // SAFETY: the whole warp is here, and after a barrier the shared words change only here.
         unsafe {
             let next = AtomicU32::from_ptr(next_group());
             loop {
@@ -206,8 +282,7 @@ impl<'a, W: Partial> Exchange<'a, W> {
             let (vector, row) = (item % Self::VECTORS, item / Self::VECTORS);
             let (j, column) = (vector * W::FRAGMENTS as u32, strip.column + vector * columns);
             if column < self.tiles.n {
-                // SAFETY: the sums of all ranks have arrived, as the caller guarantees: vectors
-                // with elements in C were stored.
+                // SAFETY: the sums of all ranks have arrived: vectors in C were stored.
                 unsafe {
                     let slot = self.partials.local().as_ptr().add(slots[0]);
                     let from = slot.add(Self::vector(i, j, 4 * row));

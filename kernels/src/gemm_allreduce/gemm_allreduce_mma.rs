@@ -1,13 +1,10 @@
 //! The product in strips: `mma.sync` by warps, on tiles that threads copy by `cp.async`.
 
-use cuda_std::tile::{Matrix, MmaProduct};
-
 use super::exchange::{Exchange, FIRST_FLAG, slot_words};
 use super::partial::Partial;
 use super::tiles::{COLUMNS, STRIPS, TILE_ROWS, Tiles};
-use crate::prelude::*;
+use crate::files::gemm::prelude::*;
 
-/// Stages of the pipeline.
 const STAGES: u32 = 4;
 /// Dynamic shared memory per block, in bytes.
 pub const SHARED: u32 = Product::BYTES;

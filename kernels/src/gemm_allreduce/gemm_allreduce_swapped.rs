@@ -5,12 +5,9 @@
 //! the sums are stored: all of a tile is sent before any of it is received. A vector has the sums
 //! as they lie in registers.
 
-use crate::files::gemm::epilogue::{Epilogue, Fragment};
-use crate::files::gemm::gemm_swapped::{
-    Division, M8N64, M8N128, M16N64, M16N128, M32N64, M32N128, M48N128, M64N64, M64N128, M80N128,
-    M96N64, M128N64, M128N128, Shape, WARPGROUP_N, product,
-};
-use crate::prelude::*;
+use crate::files::gemm::gemm_swapped::product;
+use crate::files::gemm::prelude::*;
+use crate::files::gemm::shapes::*;
 
 /// The most vectors of sums that a thread stores together.
 const VECTORS: usize = 2;
@@ -113,8 +110,7 @@ impl<const N: usize> Exchange<'_, N> {
             };
             let sent = |i| source(i).filter(|(rank, _)| *rank != own);
             let nothing = [Vec16::from_bits([0; 4]); AT_ONCE];
-            // SAFETY: the peers' threads with this number send to the slot, which this thread
-            // alone receives.
+            // SAFETY: the peers' threads send to the slot, and this one alone receives.
             let theirs = unsafe { session.receive_each(nothing, sent, 0) };
             let mut i = 0;
             while i < self.at_once {

@@ -18,8 +18,6 @@
 //! with the same grid and the same `m`, `n` and `k`. Matrices without a map begin at multiples of
 //! 16 bytes. `memory` is as [`LamportSlots`] needs it for the ranks of the LSA team, with at least
 //! the `slots` of the [`Owners`] for each rank.
-//!
-//! [`LamportSlots`]: nccl_device::LamportSlots
 
 use core::ptr::null_mut;
 
@@ -29,14 +27,8 @@ use nccl_device::{
 
 use super::quantised::Quantised;
 pub use super::quantised::QuantisedParts;
-use crate::files::gemm::epilogue::{Epilogue, Identity};
-use crate::files::gemm::factors::origin;
-use crate::files::gemm::gemm_wgmma::{
-    CLUSTER, IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, TILE_M, TILE_N, product_with,
-};
-use crate::files::gemm::hooks::{AddingRegisters, Hooks, Store};
-use crate::files::gemm::order::{Order, cluster, clusters};
-use crate::prelude::*;
+use crate::files::gemm::gemm_wgmma::STORE_M;
+use crate::files::gemm::prelude::*;
 
 /// Rows of a cluster's tile.
 pub const CLUSTER_M: u32 = CLUSTER * TILE_M;
@@ -67,9 +59,9 @@ pub unsafe fn gemm_allreduce_wide(
     }
 }
 
-/// Computes what [`gemm_allreduce_wide()`] does, but each rank's product is rounded to
-/// [`F8E4M3`](devcomm_types::F8E4M3), with a scale for 64 columns of a row: half of the bytes
-/// travel. Only the sums are stored to C. `own` is workspace, four words for each slot.
+/// Computes what [`gemm_allreduce_wide()`] does, but each rank's product is rounded to [`F8E4M3`],
+/// with a scale for 64 columns of a row: half of the bytes travel. Only the sums are stored to C.
+/// `own` is workspace, four words for each slot.
 ///
 /// # Safety
 ///
@@ -175,8 +167,8 @@ impl Ordered for RowOwners {
 }
 
 /// Computes a product, with an epilogue, and adds it over the ranks. The conditions are those of
-/// [`gemm_wgmma`](crate::gemm::gemm_wgmma::gemm_wgmma()) of bf16 and of [`PeerTiles::new`]. All
-/// threads of the block call it.
+/// [`gemm_wgmma`](crate::gemm::gemm_wgmma::gemm_wgmma()) of bf16 and of [`PeerTiles::new`]. The
+/// whole block calls it.
 unsafe fn compute_summed<O: Owners, const N: usize>(
     maps: [&TensorMap; 3],
     extents: [u32; 3],

@@ -59,7 +59,6 @@ pub mod gemm_allreduce_swapped;
 pub mod gemm_allreduce_wide;
 mod partial;
 mod quantised;
-mod send;
 mod tiles;
 
 pub use gemm_allreduce_mma::GemmWorkspace;

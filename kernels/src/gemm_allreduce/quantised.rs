@@ -10,12 +10,8 @@ use nccl_device::{Owners, PeerMatrix, PeerPlace, PeerTiles, message_word};
 
 use super::gemm_allreduce_wide::tiles;
 use super::partial::{Partial, SCALED, add_scaled};
-use crate::files::gemm::epilogue::{Epilogue, Fragment};
-use crate::files::gemm::factors::origin;
-use crate::files::gemm::gemm_wgmma::{IDLE_WARPS, MULTIPLYING_WARPS, STORE_M, TILE_N};
-use crate::files::gemm::hooks::{AddingRegisters, Hooks, Store};
-use crate::files::gemm::order::{Order, cluster, clusters};
-use crate::prelude::*;
+use crate::files::gemm::gemm_wgmma::STORE_M;
+use crate::files::gemm::prelude::*;
 
 /// Columns and slots of a tile that is sent: a warp's part has two such tiles.
 const COLUMNS: u32 = SharedTile::<F8E4M3, STORE_M>::COLUMNS;
@@ -152,7 +148,7 @@ impl Quantised<'_> {
         for i in 0..4 {
             let mut sums = [[0.0; 8]; 2];
             for rank in 0..2 {
-                let scale = |word: u32| Scale::from_byte(word >> (8 * i) & 0xff).value();
+                let scale = |word: u32| Scale { exponent: word >> (8 * i) & 0xff }.value();
                 let (scales, elements) =
                     (scales[rank].map(scale), F8E4M3::unpack(vectors[rank][i]));
                 for lane in 0..4 {
@@ -192,7 +188,7 @@ impl Epilogue for Quantised<'_> {
                     *sums.sum(row, 2 * PAIRS * block + j) *= inverse;
                 }
                 if lane % 4 == block {
-                    mine[row as usize] = scale.byte();
+                    mine[row as usize] = scale.exponent;
                 }
             }
         }

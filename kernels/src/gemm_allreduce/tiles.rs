@@ -20,8 +20,7 @@ pub(super) struct Tiles {
     pub(super) n: u32,
 }
 
-/// A strip: its number, and the row and column of its first element. The row may be beyond the
-/// last.
+/// A strip: its number, and the row, which may be beyond C, and column of its first element.
 #[derive(Clone, Copy)]
 pub(super) struct Strip {
     pub(super) number: u32,
