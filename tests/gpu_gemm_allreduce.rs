@@ -648,9 +648,14 @@ fn a_type_of_partial_sums_has_its_plan_and_is_the_same_on_all_ranks() {
 fn a_plan_that_a_machine_cannot_do_is_refused_with_the_reason() {
     on_gpus("a_plan_that_a_machine_cannot_do_is_refused_with_the_reason", 1, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        for wire in [Wire::E4m3, Wire::Bf16] {
+            let gemm = GemmOptions::new().wire(wire).build(comm, &stream, 64, 64)?;
+            let error = gemm.set_plan(Some(GemmAllReducePlan::Wide)).unwrap_err().to_string();
+            assert!(error.contains("`wide` needs several ranks"), "{error}");
+            // Only these plans do what is advised.
+            assert_eq!(error.contains("or `unfused`"), wire == Wire::Bf16, "{error}");
+        }
         let gemm = GemmAllReduce::new(comm, &stream, 64, 64)?;
-        let error = gemm.set_plan(Some(GemmAllReducePlan::Wide)).unwrap_err().to_string();
-        assert!(error.contains("`wide` needs several ranks"), "{error}");
         let why = gemm.explain([64, 64, 64])?.to_string();
         assert_eq!(why, "strips, as no other plan was set that can do it");
         gemm.set_plan(Some(GemmAllReducePlan::Unfused))?;
@@ -660,9 +665,9 @@ fn a_plan_that_a_machine_cannot_do_is_refused_with_the_reason() {
 }
 
 /// Rank 1 launches its product late, so that a deadline ends that of rank 0; what rank 1 stores
-/// there must not be freed. Each plan has other threads
-/// that wait for those that wait for the peer: threads that load a next tile; a warpgroup or lanes
-/// without elements of C; the block of a cluster that has no rows to add, but sends the next tile.
+/// there must not be freed. Each plan has other threads that wait for those that wait for the
+/// peer: threads that load a next tile; a warpgroup or lanes without elements of C; the block of a
+/// cluster that has no rows to add, but sends the next tile.
 #[test]
 fn products_whose_peer_is_absent_end_at_a_deadline() {
     let name = "products_whose_peer_is_absent_end_at_a_deadline";

@@ -272,7 +272,7 @@ fn bad_grouped_products_are_refused_with_the_reason() {
     on_gpus("bad_grouped_products_are_refused_with_the_reason", 1, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let gemm = GroupedGemm::new(&stream)?;
-        let matrix = comm.mem_alloc::<bf16>(64 * 64)?;
+        let (matrix, c) = (comm.mem_alloc::<bf16>(64 * 64)?, comm.mem_alloc::<bf16>(64 * 64)?);
         let words = comm.mem_alloc::<u32>(4)?;
         let groups = |offsets: usize, sizes: usize| {
             let (offsets, sizes) = (words.slice(..offsets)?, words.slice(..sizes)?);
@@ -285,10 +285,10 @@ fn bad_grouped_products_are_refused_with_the_reason() {
             (4, 4, [65, 8, 64], "A has 4096 elements"),
             (4, 4, [64, 17, 64], "B has 4096 elements, but needs 68 x 64"),
             (1, 1, [512, 512, 8], "C has 4096 elements"),
-            (4, 4, [64, 1 << 30, 8], "is the maximum of each"),
+            (4, 4, [64, 1 << 30, 8], "the B of 4 groups have 4294967296 rows"),
         ] {
             let groups = groups(offsets, sizes)?;
-            let error = gemm.launch(&matrix, &matrix, &matrix, &groups, shape, None).err();
+            let error = gemm.launch(&matrix, &matrix, &c, &groups, shape, None).err();
             let error = error.map(|e| e.to_string());
             assert!(error.as_ref().is_some_and(|e| e.contains(reason)), "{shape:?}: {error:?}");
         }

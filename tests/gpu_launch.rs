@@ -66,9 +66,7 @@ fn refusal(result: Result<(), Error>) -> LaunchRefusal {
 
 #[test]
 fn refuses_more_blocks_than_barriers() {
-    // On simulated GPUs, no metadata says before a launch which barriers a kernel uses.
-    let gpus = Gpus::new(2).only_real("machine code that says which barriers it uses");
-    with_setup_on(gpus, "refuses_more_blocks_than_barriers", 4, |setup| {
+    with_setup("refuses_more_blocks_than_barriers", 4, |setup| {
         let refused = refusal(setup.launch(LaunchConfig::new(5, 128)));
         assert!(matches!(refused, LaunchRefusal::TooFewBarriers { blocks: 5, barriers: 4 }));
     });

@@ -151,6 +151,39 @@ fn halves_are_in_one_capture(rank: &Rank) -> Result<()> {
     Ok(())
 }
 
+/// Checks that a capture that fails takes back what it has recorded of all objects, also if another
+/// capture has become a graph.
+fn failed_captures_are_taken_back(rank: &Rank) -> Result<()> {
+    let batch = Batch::new(136, 8, 2, &[3, 2], 1).routed(Routing::Random, 1);
+    let (count, expected) = (batch.tokens[rank.rank()], batch.combined(rank.rank(), None, |_| 1.0));
+    let memories = Memory::of_each(rank, &batch, MOST)?;
+    memories.iter().try_for_each(|memory| memory.write(rank, &batch))?;
+    let stream = rank.stream()?;
+    let group = |count| {
+        memories.iter().try_for_each(|memory| {
+            memory.experts.dispatch(memory.tokens(count), &stream)?;
+            memory.experts.group(&memory.rows, &stream)
+        })
+    };
+    stream.capture(|| group(count))?.launch(&stream)?;
+    let failed = stream.capture(|| {
+        group(0)?;
+        Err(devcomm::Error::InvalidInput { what: "as it must".to_owned() })
+    });
+    assert!(failed.is_err());
+    for Memory { experts, rows, output, .. } in &memories {
+        experts.combine(rows, output, None, &stream)?;
+    }
+    stream.synchronize()?;
+    memories.iter().try_for_each(|memory| memory.check_output(&expected))
+}
+
+#[test]
+fn a_capture_that_fails_takes_back_the_steps_of_all_objects() {
+    let name = "a_capture_that_fails_takes_back_the_steps_of_all_objects";
+    Gpus::from(Simulation::new(2).multiprocessors(3)).run(name, failed_captures_are_taken_back);
+}
+
 #[test]
 fn both_halves_of_an_operation_are_in_one_capture_or_in_none() {
     let name = "both_halves_of_an_operation_are_in_one_capture_or_in_none";

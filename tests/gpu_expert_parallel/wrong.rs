@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use devcomm::{Buffer, Error, ExpertParallelOptions, F8E4M3, LaunchError, Result, Tokens};
+use devcomm::{
+    Buffer, Context, DeviceSlice, Error, ExpertParallelOptions, F8E4M3, LaunchError, Result, Tokens,
+};
 use devcomm_testing::experts::{Batch, Layout, Routing};
 use devcomm_testing::machines::{Gpus, on_gpus};
 use half::bf16;
@@ -121,6 +123,86 @@ fn what_cannot_be_done_is_refused() {
         refused(experts.set_absent(&[rank.rank()], stream), "than this one");
         let few = output.slice(..64)?;
         refused(experts.combine(rows, &few, None, stream), "the output has 64 elements");
+        experts.combine(rows, output, None, stream)?;
+        memory.check_output(&batch.combined(rank.rank(), None, |_| 1.0))
+    });
+}
+
+#[test]
+fn buffers_of_experts_that_overlap_are_refused() {
+    on_gpus("buffers_of_experts_that_overlap_are_refused", 2, |rank| {
+        let batch = Batch::new(128, 8, 2, &[4, 4], 1).routed(Routing::Random, 1);
+        let refused = |result: Result<()>, names: &str| {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains(&format!("{names} overlap")), "{error}");
+        };
+        for memory in Memory::of_each(rank, &batch, 4)? {
+            memory.write(rank, &batch)?;
+            let Memory { experts, stream, rows, output, .. } = &memory;
+            if let Ok(arrivals) = experts.rows() {
+                let tokens = Tokens { input: &arrivals.slice(128..)?, ..memory.tokens(1) };
+                let names = "the tokens' rows and the memory in which rows arrive";
+                refused(experts.dispatch(tokens, stream), names);
+            }
+            experts.dispatch(memory.tokens(4), stream)?;
+            experts.group(rows, stream)?;
+            let names = "the experts' results and the output";
+            for first in [0, 128, rows.len() - 4 * 128] {
+                refused(experts.combine(rows, &rows.slice(first..)?, None, stream), names);
+            }
+            // The output may be the residual, as a whole.
+            let both = rank.communicator()?.mem_alloc::<bf16>(6 * 128)?;
+            both.fill_bytes(0)?;
+            let [to, residual] = [both.slice(128..)?, both.slice(..4 * 128)?];
+            let names_of_both = "the residual and the output";
+            refused(experts.combine(rows, &to, Some(&residual), stream), names_of_both);
+            let returning = experts.start_combine(rows, stream)?;
+            refused(returning.receive(rows, None), names);
+            refused(returning.receive(&to, Some(&residual)), names_of_both);
+            returning.receive(&to, Some(&to))?;
+            stream.copy(&to.slice(..4 * 128)?, &output.slice(..)?)?;
+            memory.check_output(&batch.combined(rank.rank(), None, |_| 1.0))?;
+        }
+        // Scales may be in the memory of rows only if other types have the same addresses.
+        let memory = Memory::new(rank, few(rank, options(&batch, 4)).f8(), &batch, 4)?;
+        memory.write(rank, &batch)?;
+        let Memory { experts, stream, rows, .. } = &memory;
+        experts.dispatch(memory.tokens(4), stream)?;
+        let (context, address) = (rank.context(), rows.device_address());
+        let len = rows.len();
+        // SAFETY: this is the memory of `rows`, which lasts longer.
+        let (f8, scales) = unsafe {
+            let f8 = DeviceSlice::<F8E4M3>::from_raw_parts(context, address, len);
+            (f8, DeviceSlice::<f32>::from_raw_parts(context, address + 4 * 128, len / 128))
+        };
+        let names = "the scales of the rows and the rows of the experts";
+        refused(experts.group_f8(&f8, &scales, stream), names);
+        stream.synchronize()
+    });
+}
+
+/// The other ranks would take part in a call that is refused later, and wait for its kernel.
+#[test]
+fn a_stream_of_another_context_is_refused_before_ranks_compare_the_call() {
+    let name = "a_stream_of_another_context_is_refused_before_ranks_compare_the_call";
+    on_gpus(name, 2, |rank| {
+        let batch = Batch::new(64, 8, 2, &[4, 4], 1).routed(Routing::Random, 1);
+        let memory = Memory::of(rank, &batch, 4)?;
+        memory.write(rank, &batch)?;
+        let Memory { experts, stream, rows, output, .. } = &memory;
+        let foreign = Context::new(rank.device())?.stream()?;
+        let refused = |result: Result<()>| {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains("the stream belongs to another CUDA context"), "{error}");
+        };
+        if rank.is_root() {
+            refused(experts.dispatch(memory.tokens(4), &foreign));
+        }
+        experts.dispatch(memory.tokens(4), stream)?;
+        experts.group(rows, stream)?;
+        if rank.is_root() {
+            refused(experts.start_combine(rows, &foreign).map(drop));
+        }
         experts.combine(rows, output, None, stream)?;
         memory.check_output(&batch.combined(rank.rank(), None, |_| 1.0))
     });

@@ -1,9 +1,13 @@
-//! Tests that all-reduces with RMSNorm are ordered around captures and replays, on any stream.
+//! Tests that all-reduces with RMSNorm, and products, are ordered around captures and replays, on
+//! any stream.
 
 use devcomm::{
-    Buffer, Collectives, CollectivesOptions, DeviceBuffer, Error, Rank, Result, Simulation, Stream,
+    AllGatherGemm, AllGatherGemmPlan, Buffer, Collectives, CollectivesOptions, DeviceBuffer, Error,
+    GemmAllReduce, GemmAllReducePlan, GemmReduceScatter, GemmReduceScatterPlan, Rank, Result,
+    Simulation, Stream, SymmetricBuffer, Window,
 };
 use devcomm_testing::machines::Gpus;
+use half::bf16;
 
 const HIDDEN: usize = 256;
 const TOKENS: usize = 5;
@@ -86,5 +90,84 @@ fn all_reduces_with_rmsnorm_are_ordered_around_captures_and_replays_on_any_strea
         let simulation = Simulation::new(2).multiprocessors(3).seed(seed);
         Gpus::from(simulation)
             .run("all_reduces_with_rmsnorm_are_ordered", |rank| is_ordered(rank, concurrent));
+    }
+}
+
+/// Launches a product of A and B to C.
+type Launch =
+    Box<dyn Fn(&SymmetricBuffer<bf16>, &SymmetricBuffer<bf16>, &Window<bf16>) -> Result<()>>;
+
+/// The shape of the products.
+const SHAPE: [usize; 3] = [512, 16, 16];
+
+/// Returns a product of each operation and plan for two ranks: its name, the number of elements of
+/// C, and the number of terms of each.
+fn products(rank: &Rank, stream: &Stream) -> Result<Vec<(String, [usize; 2], Launch)>> {
+    let (comm, [m, n, k], mut all) = (rank.communicator()?, SHAPE, Vec::<(_, _, Launch)>::new());
+    for plan in [GemmAllReducePlan::Strips, GemmAllReducePlan::Unfused, GemmAllReducePlan::Wide] {
+        let product = GemmAllReduce::new(comm, stream, m, n)?;
+        product.set_plan(Some(plan))?;
+        let how = format!("GemmAllReduce {}", product.explain(SHAPE)?);
+        let launch = move |a: &_, b: &_, c: &_| product.launch(a, b, c, SHAPE);
+        all.push((how, [m * n, 2 * k], Box::new(launch)));
+    }
+    for plan in [GemmReduceScatterPlan::Unfused, GemmReduceScatterPlan::Wide] {
+        let product = GemmReduceScatter::new(comm, stream, m, n)?;
+        product.set_plan(Some(plan))?;
+        let how = format!("GemmReduceScatter {}", product.explain(SHAPE)?);
+        let launch = move |a: &_, b: &_, c: &_| product.launch(a, b, c, SHAPE);
+        all.push((how, [m / 2 * n, 2 * k], Box::new(launch)));
+    }
+    for plan in [AllGatherGemmPlan::Unfused, AllGatherGemmPlan::Fused] {
+        let product = AllGatherGemm::new(comm, stream, m, k)?;
+        product.set_plan(Some(plan))?;
+        let how = format!("AllGatherGemm {}", product.explain(SHAPE)?);
+        let launch = move |a: &_, b: &_, c: &_| product.launch(a, b, c, SHAPE);
+        all.push((how, [m * n, k], Box::new(launch)));
+    }
+    assert!(all.iter().all(|(how, ..)| how.ends_with("as it was set")));
+    Ok(all)
+}
+
+/// Launches products on their stream, captures one, and launches others after each of two replays
+/// on another stream.
+fn products_are_ordered(rank: &Rank) -> Result<()> {
+    let (comm, [m, n, k]) = (rank.communicator()?, SHAPE);
+    let (own, other) = (rank.stream()?, rank.stream()?);
+    let b = comm.mem_alloc::<bf16>(n * k)?;
+    own.fill(&b, bf16::ONE)?;
+    for (how, [len, terms], launch) in products(rank, &own)? {
+        let set = |value: u8| {
+            let (a, c) = (comm.mem_alloc::<bf16>(m * k)?, comm.window::<bf16>(m * n)?);
+            own.fill(&a, bf16::from(value))?;
+            Ok::<_, Error>((a, c))
+        };
+        let sets = [set(1)?, set(2)?, set(3)?];
+        own.synchronize()?;
+        rank.barrier()?;
+        let launch = |at: usize| launch(&sets[at].0, &b, &sets[at].1);
+        (0..3).try_for_each(|_| launch(0))?;
+        let graph = own.capture(|| launch(1))?;
+        (0..3).try_for_each(|_| launch(2))?;
+        graph.launch(&other)?;
+        launch(0)?;
+        graph.launch(&other)?;
+        launch(2)?;
+        [&own, &other].into_iter().try_for_each(Stream::synchronize)?;
+        for (value, (_, c)) in (1..).zip(&sets) {
+            let mut got = vec![bf16::ZERO; m * n];
+            c.copy_to_host(&mut got)?;
+            let right = bf16::from_f32((value * terms) as f32);
+            assert!(got[..len].iter().all(|got| *got == right), "{how}: {}, not {right}", got[0]);
+        }
+    }
+    rank.barrier()
+}
+
+#[test]
+fn products_are_ordered_around_captures_and_replays_on_another_stream() {
+    for seed in 0..3 {
+        let simulation = Simulation::new(2).multiprocessors(2).seed(seed);
+        Gpus::from(simulation).run("products_are_ordered_around_captures", products_are_ordered);
     }
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use devcomm::{
-    Algorithm, Buffer, CollectivePlan, Collectives, CollectivesOptions, Error, Rank, ReduceOp,
-    Result, Simulation, Stream, Window,
+    Algorithm, Buffer, CollectivePlan, Collectives, CollectivesOptions, Error, Parts, Rank,
+    ReduceOp, Result, Simulation, Stream, SymmetricBuffer, Window,
 };
 use devcomm_testing::machines::Gpus;
 
@@ -14,7 +14,14 @@ struct Lane {
     stream: Stream,
     send: Window<f32>,
     recv: Window<f32>,
+    /// The buffers of an all-reduce with RMSNorm.
+    residual: SymmetricBuffer<f32>,
+    weight: SymmetricBuffer<f32>,
+    output: Window<f32>,
 }
+
+/// The elements of a row of RMSNorm.
+const HIDDEN: usize = 64;
 
 impl Lane {
     fn new(rank: &Rank, count: usize, objects: u32) -> Result<Self> {
@@ -27,8 +34,13 @@ impl Lane {
             stream: rank.stream()?,
             send: comm.window(count)?,
             recv: comm.window(count)?,
+            residual: comm.mem_alloc(count)?,
+            weight: comm.mem_alloc(HIDDEN)?,
+            output: comm.window(count)?,
         };
         lane.stream.fill(&lane.send.slice(..)?, 1.0 + rank.rank() as f32)?;
+        lane.stream.fill(&lane.residual, 1.0)?;
+        lane.stream.fill(&lane.weight, 1.0)?;
         lane.stream.synchronize()?;
         Ok(lane)
     }
@@ -42,6 +54,15 @@ impl Lane {
         collectives.all_gather(&send.slice(..per_rank)?, &recv, stream)?;
         collectives.reduce_scatter(&send, &recv.slice(..per_rank)?, ReduceOp::Sum, stream)?;
         collectives.all_to_all(&send, &recv, stream)?;
+        let offsets: Vec<_> = (0..ranks).map(|rank| rank * per_rank).collect();
+        let parts = Parts { counts: &vec![per_rank; ranks], offsets: &offsets };
+        collectives.all_to_all_v(&send, parts, &recv, parts, stream)?;
+        // NCCL does longer broadcasts of more than two ranks.
+        let moved = if ranks == 2 { count } else { count.min(256) };
+        collectives.broadcast(Some(send.slice(..moved)?), &recv.slice(..moved)?, 0, stream)?;
+        let [residual, output] = [self.residual.slice(..count)?, self.output.slice(..count)?];
+        let weight = &self.weight;
+        collectives.all_reduce_rmsnorm(&send, &residual, weight, &output, 0.0, stream)?;
         for algorithm in [Algorithm::Pull, Algorithm::Push] {
             let plan = CollectivePlan { algorithm, blocks: 2, threads: 64 };
             collectives.set_plan(Some(plan));
@@ -57,6 +78,9 @@ impl Lane {
         let mut got = vec![0.0; count];
         self.recv.slice(..count)?.copy_to_host(&mut got)?;
         assert!(got.iter().all(|&value| value == sum), "{count} elements: {}", got[0]);
+        // The elements of a row are equal, and so become 1.
+        self.output.slice(..count)?.copy_to_host(&mut got)?;
+        assert!(got.iter().all(|value| (value - 1.0).abs() < 1e-5), "RMSNorm: {}", got[0]);
         Ok(())
     }
 }

@@ -1,10 +1,12 @@
 //! Tests of operations of no elements, and of buffers that overlap or do not fit.
 
 use devcomm::{
-    Buffer, Collectives, Communicator, DeviceSlice, Error, F8E4M3, Parts, Rank, ReduceOp, Result,
+    AllGatherGemm, Buffer, Collectives, Communicator, DeviceSlice, Error, F8E4M3, Gemm,
+    GemmAllReduce, GemmReduceScatter, GroupedGemm, Parts, Rank, ReduceOp, Result, RowGroups,
     Signal, Simulation, Stream, WaitSignalDesc, group,
 };
 use devcomm_testing::machines::{Gpus, on_gpus};
+use half::bf16;
 
 /// Calls every collective of the communicator and of `Collectives`. `slice` returns the buffers to
 /// send and to receive for a number of elements; a rank's chunk has `n`. `result` gets the results.
@@ -201,6 +203,76 @@ fn parts_and_rows_that_overlap_are_refused() {
         rows([0, 8, 16, 24])?;
         // The output may be the input.
         rows([0, 8, 16, 0])?;
+        stream.synchronize()
+    });
+}
+
+/// The shape of products in one memory. A, B and C have at most 256 elements, at least 128.
+const SHAPE: [usize; 3] = [16; 3];
+
+/// Launches a product of A, B and C.
+type Launch<'a> = &'a dyn Fn([&DeviceSlice<bf16>; 3]) -> Result<()>;
+
+#[test]
+fn factors_of_products_that_overlap_c_are_refused() {
+    on_gpus("factors_of_products_that_overlap_c_are_refused", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (gemm, grouped) = (Gemm::new(&stream)?, GroupedGemm::new(&stream)?);
+        let all_reduce = GemmAllReduce::new(comm, &stream, 16, 16)?;
+        let reduce_scatter = GemmReduceScatter::new(comm, &stream, 16, 16)?;
+        let all_gather = AllGatherGemm::new(comm, &stream, 16, 16)?;
+        let words = || Ok::<_, Error>(comm.mem_alloc::<u32>(1)?.device_slice());
+        let groups = RowGroups { offsets: words()?, sizes: words()? };
+        let memory = comm.window::<bf16>(2048)?;
+        let launches: [(&str, Launch<'_>); 5] = [
+            ("Gemm", &|[a, b, c]| gemm.launch(a, b, c, SHAPE)),
+            ("GroupedGemm", &|[a, b, c]| grouped.launch(a, b, c, &groups, SHAPE, None)),
+            // C is at the beginning of the window.
+            ("GemmAllReduce", &|[a, b, _]| all_reduce.launch(a, b, &memory, SHAPE)),
+            ("GemmReduceScatter", &|[a, b, c]| reduce_scatter.launch(a, b, c, SHAPE)),
+            ("AllGatherGemm", &|[a, b, c]| all_gather.launch(a, b, c, SHAPE)),
+        ];
+        let at = |first: usize| memory.slice(first..first + 256);
+        let (c, apart) = (at(0)?, at(512)?);
+        for (what, launch) in launches {
+            for first in [0, 8, 120] {
+                let other = at(first)?;
+                refused(what, launch([&other, &apart, &c]), "A and C overlap");
+                refused(what, launch([&apart, &other, &c]), "B and C overlap");
+            }
+            // These only touch. Elements that a product does not use may be anywhere.
+            launch([&at(256)?, &apart, &c])?;
+            launch([&memory.slice(256..)?, &memory.slice(512..)?, &memory.slice(..)?])?;
+        }
+        stream.synchronize()
+    });
+}
+
+#[test]
+fn what_is_added_to_a_product_may_only_be_c_as_a_whole() {
+    on_gpus("what_is_added_to_a_product_may_only_be_c_as_a_whole", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (gemm, gather) = (Gemm::new(&stream)?, AllGatherGemm::new(comm, &stream, 16, 16)?);
+        let (memory, factor) = (comm.mem_alloc::<bf16>(512)?, comm.mem_alloc::<bf16>(256)?);
+        let (c, [f, other]) = (memory.slice(128..384)?, [&factor, &factor]);
+        for first in [0, 8, 120, 136, 240] {
+            let added = memory.slice(first..first + 256)?;
+            let (bias, residual) = ("the bias and C overlap", "the residual and C overlap");
+            let product = || gemm.product(SHAPE);
+            let gathered = || gather.product(SHAPE);
+            if first + 16 > 128 {
+                refused("Gemm", product().bias(&added).launch(f, other, &c), bias);
+                refused("AllGatherGemm", gathered().bias(&added).launch(f, other, &c), bias);
+            }
+            refused("Gemm", product().residual(&added).launch(f, other, &c), residual);
+            refused("AllGatherGemm", gathered().residual(&added).launch(f, other, &c), residual);
+        }
+        gemm.product(SHAPE).residual(&c).launch(f, other, &c)?;
+        gather.product(SHAPE).residual(&c).launch(f, other, &c)?;
+        let (bytes, sums) = (comm.mem_alloc::<F8E4M3>(256)?, comm.mem_alloc::<f32>(256)?);
+        let scales = [&sums.slice(255..)?, &comm.mem_alloc::<f32>(1)?.device_slice()];
+        let scaled = gemm.product(SHAPE).scales(scales).launch(&bytes, &bytes, &sums);
+        refused("Gemm", scaled, "the scale of A and C overlap");
         stream.synchronize()
     });
 }

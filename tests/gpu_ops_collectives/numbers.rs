@@ -1,8 +1,10 @@
 //! Tests that reductions treat NaNs, infinities and zeros of either sign as `ReduceOp` documents.
 
+use std::collections::HashSet;
+
 use devcomm::{
-    Algorithm, Buffer, Collective, Collectives, CollectivesOptions, F8E4M3, Rank, ReduceOp, Result,
-    Stream,
+    Algorithm, Buffer, Collective, Collectives, CollectivesOptions, F8E4M3, Parts, Rank, ReduceOp,
+    Result,
 };
 use devcomm_testing::machines::on_gpus;
 use half::{bf16, f16};
@@ -31,7 +33,7 @@ fn same(got: f32, expected: f32) -> bool {
     got == expected || got.is_nan() && expected.is_nan()
 }
 
-/// Reduces `cases` by a plan of each algorithm; all ranks get the same bits.
+/// Reduces `cases` by a plan of each algorithm; all ranks get the same bits of an all-reduce.
 fn reduce<T: Number>(rank: &Rank, cases: &[([f32; 2], [f32; 5])], to: fn(f32) -> T) -> Result<()> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let collectives = CollectivesOptions::new().push_blocks(2).build(comm)?;
@@ -40,6 +42,8 @@ fn reduce<T: Number>(rank: &Rank, cases: &[([f32; 2], [f32; 5])], to: fn(f32) ->
     let own: Vec<T> = all().map(|(sent, _)| to(sent[rank.rank()])).collect();
     let (send, recv) = (comm.window::<T>(own.len())?, comm.window::<T>(own.len())?);
     send.copy_from_host(&own)?;
+    let parts = comm.window::<T>(2 * own.len())?;
+    parts.copy_from_host(&own.repeat(2))?;
     for (index, op) in ReduceOp::ALL.into_iter().enumerate() {
         let mut plans = collectives.plans(&Collective::all_reduce(&send, &recv, op))?;
         let by_kernel = size_of::<T>() > 1 && op != ReduceOp::Prod;
@@ -62,6 +66,22 @@ fn reduce<T: Number>(rank: &Rank, cases: &[([f32; 2], [f32; 5])], to: fn(f32) ->
             let bits: Vec<u32> = got.iter().map(|got| got.value().to_bits()).collect();
             let bits = rank.all_gather(&bits)?;
             assert_eq!(bits[0], bits[1], "{case}");
+        }
+        // Each rank gets the reduction of a part with the same elements.
+        let mut plans = collectives.plans(&Collective::reduce_scatter(&parts, &recv, op))?;
+        plans.dedup_by_key(|plan| plan.algorithm);
+        for plan in plans {
+            collectives.set_plan(Some(plan));
+            let case = format!("a part's {op:?} of {} by {plan}", T::NAME);
+            let reduced = collectives.reduce_scatter(&parts, &recv, op, &stream);
+            let reduced = reduced.and_then(|()| stream.synchronize());
+            reduced.unwrap_or_else(|error| panic!("{case}: {error}"));
+            let mut got = own.clone();
+            recv.copy_to_host(&mut got)?;
+            for (got, (sent, expected)) in got.iter().zip(all()) {
+                let (got, expected) = (got.value(), expected[index]);
+                assert!(same(got, expected), "{case}: {got} of {sent:?}");
+            }
         }
         collectives.set_plan(None);
     }
@@ -87,34 +107,70 @@ fn reductions_combine_nans_infinities_and_zeros_as_documented() {
     });
 }
 
+/// Moves patterns of bits by a plan of each algorithm.
+fn moves(rank: &Rank) -> Result<()> {
+    /// The elements that a rank sends to each rank: more than are sent in one step.
+    const COUNT: usize = 100;
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    // One object sends all messages in one step, the other one none.
+    let objects = [1024, 64].map(|bytes| {
+        let options = CollectivesOptions::new().lamport_bytes(bytes).push_blocks(2);
+        options.build(comm)
+    });
+    let patterns = [0x8000_0000_u32, 0, 0x7fc0_0001, 0xffff_ffff, 0x7f80_0001, 0xff80_0000];
+    let patterns = patterns.iter().cycle().take(COUNT);
+    let own: Vec<f32> = patterns.map(|bits| f32::from_bits(*bits)).collect();
+    let (send, recv) = (comm.window::<f32>(2 * COUNT)?, comm.window::<f32>(2 * COUNT)?);
+    send.copy_from_host(&own.repeat(2))?;
+    let (one, first) = (send.slice(..COUNT)?, recv.slice(..COUNT)?);
+    let require = |what: &str, result: Result<()>, n: usize| {
+        result.and_then(|()| stream.synchronize()).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let mut got = vec![0.0_f32; n];
+        recv.slice(..n)?.copy_to_host(&mut got)?;
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        got.chunks(COUNT).for_each(|part| assert_eq!(bits(part), bits(&own), "{what}"));
+        recv.fill_bytes(1)
+    };
+    let parts = Parts { counts: &[COUNT; 2], offsets: &[0, COUNT] };
+    let (sent, all) = (|| Some(one.clone()), 2 * COUNT);
+    type Call<'a> = (&'a str, usize, Collective<'a>, &'a dyn Fn(&Collectives) -> Result<()>);
+    let calls: [Call<'_>; 4] = [
+        ("all_gather", all, Collective::all_gather(&one, &recv), &|by| {
+            by.all_gather(&one, &recv, &stream)
+        }),
+        ("all_to_all", all, Collective::all_to_all(&send, &recv), &|by| {
+            by.all_to_all(&send, &recv, &stream)
+        }),
+        ("broadcast", COUNT, Collective::broadcast(sent(), &first, 1), &|by| {
+            by.broadcast(sent(), &first, 1, &stream)
+        }),
+        ("all_to_all_v", all, Collective::all_to_all_v(&send, parts, &recv, parts), &|by| {
+            by.all_to_all_v(&send, parts, &recv, parts, &stream)
+        }),
+    ];
+    let mut algorithms = HashSet::new();
+    for collectives in objects {
+        let collectives = collectives?;
+        for (name, n, call, run) in &calls {
+            for plan in collectives.plans(call)? {
+                if algorithms.insert((*name, plan.algorithm.to_string())) {
+                    collectives.set_plan(Some(plan));
+                    require(&format!("{name} by {plan}"), run(&collectives), *n)?;
+                }
+            }
+        }
+    }
+    // `all_to_all_v` has one plan for each length of messages.
+    let kernels = ["lamport", "push"].map(str::to_owned);
+    let by_kernels = algorithms.iter().filter(|(_, algorithm)| kernels.contains(algorithm));
+    assert!(by_kernels.count() == 2 * calls.len(), "{algorithms:?}");
+    require("all_gather of NCCL", comm.all_gather(&one, &recv, &stream), all)?;
+    require("all_to_all of NCCL", comm.all_to_all(&send, &recv, &stream), all)
+}
+
 #[test]
 fn moved_elements_keep_their_bits() {
-    on_gpus("moved_elements_keep_their_bits", 2, |rank| {
-        let (comm, stream) = (rank.communicator()?, rank.stream()?);
-        let collectives = Collectives::new(comm)?;
-        let patterns = [0x8000_0000_u32, 0, 0x7fc0_0001, 0xffff_ffff, 0x7f80_0001, 0xff80_0000];
-        let own: Vec<f32> =
-            patterns.iter().cycle().take(20).map(|bits| f32::from_bits(*bits)).collect();
-        let (send, recv) = (comm.window::<f32>(20)?, comm.window::<f32>(40)?);
-        send.copy_from_host(&own)?;
-        let require = |what: &str, stream: &Stream, n: usize| {
-            stream.synchronize()?;
-            let mut got = vec![0.0_f32; n];
-            recv.slice(..n)?.copy_to_host(&mut got)?;
-            let bits =
-                |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-            got.chunks(20).for_each(|part| assert_eq!(bits(part), bits(&own), "{what}"));
-            recv.fill_bytes(1)
-        };
-        collectives.all_gather(&send, &recv, &stream)?;
-        require("all_gather", &stream, 40)?;
-        comm.all_gather(&send, &recv, &stream)?;
-        require("all_gather by NCCL", &stream, 40)?;
-        let first = recv.slice(..20)?;
-        collectives.broadcast(Some(send.device_slice()), &first, 1, &stream)?;
-        require("broadcast", &stream, 20)?;
-        Ok(())
-    });
+    on_gpus("moved_elements_keep_their_bits", 2, moves);
 }
 
 /// The test has four rows, a weight of ones, and a residual of zeros.

@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use devcomm::{
     AllGatherGemm, Buffer, Collectives, CollectivesOptions, Communicator, Effect, Error,
     ExpertParallelOptions, Fault, GemmAllReduce, GemmOptions, GemmReduceScatter, Parts, Rank,
-    ReduceOp, Result, Simulation, StateError, Stream, World, WorldError,
+    ReduceOp, Result, Simulation, StateError, Stream, Wire, World, WorldError,
 };
 use devcomm_testing::machines::{Gpus, on_gpus};
 
@@ -17,9 +17,8 @@ fn in_both_worlds(name: &str, body: fn(&Rank) -> Result<()>) {
 }
 
 /// Checks that the ranks are told which option differs.
-#[track_caller]
-fn differs<T>(result: Result<T>, call: &str, option: &str, values: [&str; 2]) {
-    match result.map(drop) {
+fn differs(result: Result<()>, call: &str, option: &str, values: [&str; 2]) {
+    match result {
         Err(Error::World(WorldError::OptionsDiffer {
             call: told,
             option: which,
@@ -44,50 +43,109 @@ fn sum(comm: &Communicator, stream: &Stream) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn options_of_collectives_that_differ_are_named_on_all_ranks() {
-    in_both_worlds("options_of_collectives_that_differ_are_named_on_all_ranks", |rank| {
-        let (comm, stream, me) = (rank.communicator()?, rank.stream()?, rank.rank());
-        let options = CollectivesOptions::new();
-        let call = "Collectives::new";
-        let lamport = options.lamport_bytes([4096, 64][me]).push_blocks(2).build(comm);
-        differs(lamport, call, "lamport_bytes", ["4096", "64"]);
+/// Makes an object of the rank that is passed, with an option that has another value on each rank.
+type MakeDifferent = fn(&Communicator, &Stream, usize) -> Result<()>;
+
+/// The calls, their options with the values of ranks 0 and 1, and what makes the objects.
+const DIFFERENT: [(&str, &str, [&str; 2], MakeDifferent); 21] = {
+    const COLLECTIVES: &str = "Collectives::new";
+    const EXPERTS: &str = "ExpertParallelOptions::build";
+    const FEW: CollectivesOptions = CollectivesOptions::new().lamport_bytes(64).push_blocks(2);
+    const OPTIONS: ExpertParallelOptions = ExpertParallelOptions::new(128, 4, 4, 2);
+    const fn experts(hidden: usize, experts: usize, top_k: usize) -> ExpertParallelOptions {
+        ExpertParallelOptions::new(hidden, 4, experts, top_k)
+    }
+    [
+        (COLLECTIVES, "lamport_bytes", ["4096", "64"], |comm, _, me| {
+            FEW.lamport_bytes([4096, 64][me]).build(comm).map(drop)
+        }),
         // The default size is not equal to the same size set: its plans follow from measurements.
-        let default = if me == 0 { options } else { options.lamport_bytes(4 << 20) };
-        differs(default.build(comm), call, "lamport_bytes", ["the default", "4194304"]);
-        let blocks = options.lamport_bytes(64).push_blocks(2 + me as u32).build(comm);
-        differs(blocks, call, "push_blocks", ["2", "3"]);
-        // Kernels count the vectors of a message in 32 bits.
-        let long = options.lamport_bytes(1 << 40).build(comm).unwrap_err().to_string();
-        assert!(long.contains("lamport_bytes: a message of"), "{long}");
+        (COLLECTIVES, "lamport_bytes", ["the default", "4194304"], |comm, _, me| {
+            let options = CollectivesOptions::new();
+            let options = if me == 0 { options } else { options.lamport_bytes(4 << 20) };
+            options.build(comm).map(drop)
+        }),
+        (COLLECTIVES, "push_blocks", ["2", "3"], |comm, _, me| {
+            FEW.push_blocks(2 + me as u32).build(comm).map(drop)
+        }),
+        (COLLECTIVES, "concurrent", ["1", "2"], |comm, _, me| {
+            FEW.concurrent(1 + me as u32).build(comm).map(drop)
+        }),
+        ("GemmAllReduce::new", "m", ["64", "128"], |comm, stream, me| {
+            GemmAllReduce::new(comm, stream, [64, 128][me], 8).map(drop)
+        }),
+        ("GemmAllReduce::new", "n", ["64", "128"], |comm, stream, me| {
+            GemmAllReduce::new(comm, stream, 8, [64, 128][me]).map(drop)
+        }),
+        ("GemmAllReduce::new", "max_blocks", ["1", "2"], |comm, stream, me| {
+            let blocks = NonZeroU32::MIN.saturating_add(me as u32);
+            GemmOptions::new().max_blocks(blocks).build(comm, stream, 8, 8).map(drop)
+        }),
+        ("GemmAllReduce::new", "wire", ["bf16", "f32"], |comm, stream, me| {
+            let wire = [Wire::Bf16, Wire::F32][me];
+            GemmOptions::new().wire(wire).build(comm, stream, 8, 8).map(drop)
+        }),
+        ("GemmReduceScatter::new", "m", ["64", "128"], |comm, stream, me| {
+            GemmReduceScatter::new(comm, stream, [64, 128][me], 8).map(drop)
+        }),
+        ("GemmReduceScatter::new", "n", ["64", "128"], |comm, stream, me| {
+            GemmReduceScatter::new(comm, stream, 8, [64, 128][me]).map(drop)
+        }),
+        ("AllGatherGemm::new", "m", ["64", "128"], |comm, stream, me| {
+            AllGatherGemm::new(comm, stream, [64, 128][me], 8).map(drop)
+        }),
+        ("AllGatherGemm::new", "k", ["64", "128"], |comm, stream, me| {
+            AllGatherGemm::new(comm, stream, 8, [64, 128][me]).map(drop)
+        }),
+        (EXPERTS, "hidden", ["64", "128"], |comm, _, me| {
+            experts([64, 128][me], 4, 2).build(comm).map(drop)
+        }),
+        (EXPERTS, "tokens", ["4", "5"], |comm, _, me| {
+            ExpertParallelOptions::new(64, 4 + me, 4, 2).build(comm).map(drop)
+        }),
+        (EXPERTS, "experts", ["4", "8"], |comm, _, me| {
+            experts(64, [4, 8][me], 2).build(comm).map(drop)
+        }),
+        (EXPERTS, "top_k", ["1", "2"], |comm, _, me| experts(64, 4, 1 + me).build(comm).map(drop)),
+        (EXPERTS, "alignment", ["1", "2"], |comm, _, me| {
+            OPTIONS.alignment(1 + me).build(comm).map(drop)
+        }),
+        (EXPERTS, "f8", ["false", "true"], |comm, _, me| {
+            if me == 0 { OPTIONS } else { OPTIONS.f8() }.build(comm).map(drop)
+        }),
+        (EXPERTS, "rows for high throughput", ["8", "9"], |comm, _, me| {
+            OPTIONS.throughput(8 + me).build(comm).map(drop)
+        }),
+        (EXPERTS, "blocks", ["1", "2"], |comm, _, me| {
+            OPTIONS.blocks(1 + me as u32).build(comm).map(drop)
+        }),
+        (EXPERTS, "threads", ["32", "64"], |comm, _, me| {
+            OPTIONS.threads(32 + 32 * me as u32).build(comm).map(drop)
+        }),
+    ]
+};
+
+#[test]
+fn options_that_differ_are_named_on_all_ranks() {
+    in_both_worlds("options_that_differ_are_named_on_all_ranks", |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        for (call, option, values, make) in DIFFERENT {
+            differs(make(comm, &stream, rank.rank()), call, option, values);
+        }
         sum(comm, &stream)
     });
 }
 
 #[test]
-fn options_of_products_and_experts_that_differ_are_named_on_all_ranks() {
-    in_both_worlds("options_of_products_and_experts_that_differ_are_named_on_all_ranks", |rank| {
-        let (comm, stream, me) = (rank.communicator()?, rank.stream()?, rank.rank());
-        let size = 64 + 64 * me;
-        let sizes = ["64", "128"];
-        differs(GemmAllReduce::new(comm, &stream, size, 8), "GemmAllReduce::new", "m", sizes);
-        differs(GemmAllReduce::new(comm, &stream, 8, size), "GemmAllReduce::new", "n", sizes);
-        let blocks = NonZeroU32::MIN.saturating_add(me as u32);
-        let blocks = GemmOptions::new().max_blocks(blocks).build(comm, &stream, 8, 8);
-        differs(blocks, "GemmAllReduce::new", "max_blocks", ["1", "2"]);
-        let scatter = GemmReduceScatter::new(comm, &stream, 8, size);
-        differs(scatter, "GemmReduceScatter::new", "n", sizes);
-        differs(AllGatherGemm::new(comm, &stream, size, 8), "AllGatherGemm::new", "m", sizes);
-
-        let experts = |hidden, tokens| ExpertParallelOptions::new(hidden, tokens, 4, 2);
-        let call = "ExpertParallelOptions::build";
-        differs(experts(size, 4).build(comm), call, "hidden", sizes);
-        differs(experts(64, 4 + me).build(comm), call, "tokens", ["4", "5"]);
-        let threads = experts(64, 4).threads(32 + 32 * me as u32).build(comm);
-        differs(threads, call, "threads", ["32", "64"]);
-        let rows = experts(64, 4).throughput(8 + me).build(comm);
-        differs(rows, call, "rows for high throughput", ["8", "9"]);
-        sum(comm, &stream)
+fn options_that_no_kernel_can_have_are_refused() {
+    on_gpus("options_that_no_kernel_can_have_are_refused", 2, |rank| {
+        let (comm, options) = (rank.communicator()?, CollectivesOptions::new());
+        // Kernels count the vectors of a message in 32 bits.
+        let long = options.lamport_bytes(1 << 40).build(comm).unwrap_err().to_string();
+        assert!(long.contains("lamport_bytes: a message of"), "{long}");
+        let none = options.push_blocks(0).build(comm).unwrap_err().to_string();
+        assert!(none.contains("push_blocks: no blocks"), "{none}");
+        sum(comm, &rank.stream()?)
     });
 }
 
@@ -151,10 +209,10 @@ fn whatever_fails_on_one_rank_is_an_error_on_all_and_a_later_try_is_in_step() {
             |nth: &usize| fails_on_rank_1(what, "ncclMemAlloc", *nth, nth.is_multiple_of(2));
         assert!((0..).take_while(fails).count() >= 3, "{}", what.0);
     }
-    // These four ask for the number of LSA teams by this call.
-    for what in &MAKE[..4] {
+    // All ask for the number of LSA teams by this call.
+    for what in MAKE {
         for checked in [false, true] {
-            assert!(fails_on_rank_1(*what, "ncclCommQueryProperties", 0, checked), "{}", what.0);
+            assert!(fails_on_rank_1(what, "ncclCommQueryProperties", 0, checked), "{}", what.0);
         }
     }
 }

@@ -27,7 +27,7 @@ struct Run<'a> {
     count: usize,
 }
 
-/// Makes an object with a small workspace, which is zeroed soon.
+/// Makes an object with a small workspace, which takes little time to zero.
 fn object(comm: &Communicator) -> Result<Collectives, Error> {
     CollectivesOptions::new().lamport_bytes(16 << 10).build(comm)
 }

@@ -330,7 +330,7 @@ impl Generator {
     }
 
     fn renew(&mut self) {
-        // If possible, this is a buffer that a graph uses, which is then launched.
+        // If possible, this is a buffer that a graph uses, and that graph is then launched.
         let graph = self.random.usize(..2);
         let used = self.graphs[graph].as_ref().map(|graph| graph.work[0].2);
         let used = used.and_then(|memory| self.buffers.iter().position(|own| *own == memory));
@@ -347,7 +347,8 @@ impl Generator {
     }
 
     fn replay_graph(&mut self, graph: usize, stream: usize) {
-        // `replay` chooses a graph at random, until it finds this one: the others are hidden.
+        // `replay` chooses a graph at random, and does nothing where none is. So the others are
+        // hidden, and it is called until it has chosen this one.
         let others: Vec<_> = (0..2).filter(|other| *other != graph).collect();
         let kept: Vec<_> = others.iter().map(|other| self.graphs[*other].take()).collect();
         if self.graphs[graph].is_some() {

@@ -1,4 +1,4 @@
-//! Agreement of the ranks of an operation on values and plans. *Collective*.
+//! What the ranks of an operation agree on: values, and the plans that all can do.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -6,7 +6,7 @@ use devcomm_host::NcclError;
 
 use crate::prelude::*;
 
-/// Returns a hash, which is the same in all ranks for the same value.
+/// Returns a hash. It is the same in all ranks, which run one program: the hasher has fixed keys.
 pub(crate) fn hash(value: impl Hash) -> u64 {
     let mut hash = DefaultHasher::new();
     value.hash(&mut hash);
@@ -19,16 +19,13 @@ pub(crate) fn or_default(value: Option<impl ToString>) -> String {
 }
 
 /// Returns for each plan whether all ranks can do it. `own` says which plans this rank can do, and
-/// has the same length in all ranks.
+/// has the same length in all ranks. *Collective*.
 pub(crate) fn all_can(
     comm: &Communicator,
     call: &str,
     own: Result<Vec<bool>>,
 ) -> Result<Vec<bool>> {
-    let own = own.map(|can| {
-        let sent = can.iter().copied().map(u8::from).collect::<Vec<_>>();
-        (can, sent)
-    });
+    let own = own.map(|can| (can.clone(), can.into_iter().map(u8::from).collect::<Vec<_>>()));
     // A rank with an error has no length, but all ranks get the error before lengths are compared.
     let len = own.as_ref().map_or(0, |(can, _)| can.len());
     let (mut can, all) = comm.collective(call).option("plans", len).exchange(own)?;

@@ -68,7 +68,8 @@ struct Fused {
 impl FusedGemm<AllGather> {
     /// Prepares products with up to `m` rows and `m * k` elements of A, launched on `stream`.
     /// *Collective*, with the same `m` and `k` on every rank. The workspace takes `2 * m * k` bytes
-    /// on each GPU, and that of [`Fused`](AllGatherGemmPlan::Fused).
+    /// on each GPU, and those of [`Fused`](AllGatherGemmPlan::Fused) and of
+    /// [`Collectives`](crate::Collectives).
     ///
     /// # Errors
     ///
@@ -163,8 +164,7 @@ impl Fusion for AllGather {
     }
 
     fn timed(&self, _: &Base<Self>, _: Extents, _: Plan) -> Vec<Plan> {
-        let fused = self.overlaps.then_some(Plan::Fused);
-        [Plan::Unfused].into_iter().chain(fused).collect()
+        if self.overlaps { vec![Plan::Unfused, Plan::Fused] } else { vec![Plan::Unfused] }
     }
 }
 
@@ -175,7 +175,7 @@ impl Strategy<Self> for AllGather {
     }
 
     fn prepare(&self, base: &Base<Self>, plan: Plan) -> Result<()> {
-        /// A bank begins at a multiple of this number of elements.
+        /// A bank begins at a multiple of this number of elements: of 256 bytes. TMA needs 16.
         const ALIGNMENT: usize = 128;
         let (Base { comm, .. }, [m, k]) = (base, base.most);
         let load = || {

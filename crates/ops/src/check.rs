@@ -1,6 +1,6 @@
 //! Checks of arguments: errors name what the kernels do not support.
 
-use devcomm_host::{Context, DeviceSlice, Element, Error, Result, Window};
+use devcomm_host::{Buffer, Context, DeviceSlice, Element, Error, Result, Window};
 
 /// Returns an [`Error::InvalidInput`] with this text if a condition holds.
 macro_rules! refuse_if {
@@ -17,14 +17,6 @@ pub(crate) fn check_len(name: &str, len: usize, rows: usize, columns: usize) -> 
     refuse_if!(
         rows.checked_mul(columns).is_none_or(|needed| len < needed),
         "{name} has {len} elements, but needs {rows} x {columns}"
-    );
-    Ok(())
-}
-
-fn check_alignment(name: &str, address: u64) -> Result<()> {
-    refuse_if!(
-        !address.is_multiple_of(16),
-        "{name} begins at {address:#x}, which is not a multiple of 16"
     );
     Ok(())
 }
@@ -51,8 +43,29 @@ pub(crate) fn aligned<E>(
     columns: usize,
 ) -> Result<u64> {
     let address = address(context, name, slice, rows, columns)?;
-    check_alignment(name, address)?;
+    refuse_if!(
+        !address.is_multiple_of(16),
+        "{name} begins at {address:#x}, which is not a multiple of 16"
+    );
     Ok(address)
+}
+
+/// Fails if the first elements of two buffers overlap, unless both begin at one address and `place`
+/// is `Some(0)`: a kernel writes `to` while others of its threads still access `from`. Each buffer
+/// has its name and its number of elements, which it has.
+pub(crate) fn require_apart<T, U>(
+    (name, from, len): (&str, &DeviceSlice<T>, usize),
+    (name_of_to, to, len_of_to): (&str, &DeviceSlice<U>, usize),
+    place: Option<isize>,
+) -> Result<()> {
+    // Parts are made only of buffers that overlap as a whole.
+    refuse_if!(
+        !from.is_apart_or_at(to, place)
+            && !from.slice(..len)?.is_apart_or_at(&to.slice(..len_of_to)?, place),
+        "{name} and {name_of_to} overlap: {name_of_to} is memory of its own{}",
+        if place.is_some() { format!(", or begins where {name} does") } else { String::new() }
+    );
+    Ok(())
 }
 
 /// Returns the window that a buffer is in, with elements `W`, and the buffer's first index there.
@@ -60,10 +73,7 @@ pub(crate) fn window<W: Element, T: Element>(
     what: &str,
     slice: &DeviceSlice<T>,
 ) -> Result<(Window<W>, usize)> {
-    match Window::containing(slice) {
-        Some(window) => Ok(window),
-        None => refuse(format!("{what} is in no window")),
-    }
+    Window::containing(slice).map_or_else(|| refuse(format!("{what} is in no window")), Ok)
 }
 
 /// Returns the rows of each rank, if the ranks can share `m` rows equally.

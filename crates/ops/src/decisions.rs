@@ -10,7 +10,7 @@ use crate::tuned::Tuned;
 
 /// Values by their keys: permanent ones, and at most [`LIMIT`] others.
 pub(crate) struct Cache<K, V> {
-    permanent: HashMap<K, V>,
+    pub(crate) permanent: HashMap<K, V>,
     others: HashMap<K, V>,
 }
 
@@ -35,10 +35,6 @@ impl<K: Eq + Hash, V: Copy> Cache<K, V> {
             self.others.clear();
         }
         self.others.insert(key, value);
-    }
-
-    pub(crate) fn insert_permanent(&mut self, key: K, value: V) {
-        self.permanent.insert(key, value);
     }
 }
 

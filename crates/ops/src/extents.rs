@@ -8,6 +8,10 @@ use crate::prelude::*;
 pub struct Extents([u32; 3]);
 
 impl Extents {
+    /// The largest extent. TMA's coordinates are signed 32-bit numbers; a last tile ends up to 255
+    /// past the matrix.
+    pub(crate) const MOST: usize = i32::MAX as usize - 512;
+
     /// Validates a shape.
     ///
     /// # Errors
@@ -18,8 +22,7 @@ impl Extents {
             m == 0 || n == 0 || k == 0,
             "a product of {m} x {n} elements with {k} terms has nothing to do"
         );
-        // TMA coordinates are signed 32-bit numbers, and the last tile may extend past the matrix.
-        let most = i32::MAX as usize - 512;
+        let most = Self::MOST;
         refuse_if!(
             m > most || n > most || k > most,
             "m, n and k are {m}, {n} and {k}, but {most} is the maximum of each"
@@ -27,7 +30,7 @@ impl Extents {
         Ok(Self([m as u32, n as u32, k as u32]))
     }
 
-    /// Checks the shape as [`new`](Self::new) does, for kernels whose rows of A and B are aligned.
+    /// Validates a shape as [`new`](Self::new) does, for kernels whose rows of A and B are aligned.
     pub(crate) fn with_aligned_rows(shape @ [.., k]: [usize; 3]) -> Result<Self> {
         let extents = Self::new(shape)?;
         refuse_if!(

@@ -110,15 +110,13 @@ impl Gemm {
     /// those of loading kernels and of [`Context::alloc`](devcomm_host::Context::alloc).
     pub fn new(stream: &Stream) -> Result<Self> {
         let compiled = Kernels::load(stream.context(), &KERNELS.only(FILES))?;
-        let hopper = match compiled.info::<kernels::gemm_wgmma<bf16>>() {
-            Ok(_) => Some(stream.context().device_name()?),
-            Err(_) => {
-                compiled.info::<kernels::gemm_mma<bf16>>()?;
-                None
-            }
-        };
+        let is_hopper = compiled.info::<kernels::gemm_wgmma<bf16>>().is_ok();
+        if !is_hopper {
+            compiled.info::<kernels::gemm_mma<bf16>>()?;
+        }
+        let hopper = is_hopper.then(|| stream.context().device_name()).transpose()?;
         let slices = || launches::slice_memory(&compiled, stream.context());
-        let slices = hopper.is_some().then(slices).transpose()?;
+        let slices = is_hopper.then(slices).transpose()?;
         let tuned = Mutex::new(Tuned::new(stream.context(), "gemm", 1)?);
         let (stream, plans) = (stream.clone(), Mutex::default());
         let order = StreamOrder::local(stream.context());
@@ -157,7 +155,11 @@ impl Gemm {
     pub fn plans(&self, shape: [usize; 3]) -> Result<Vec<GemmPlan>> {
         let extents = Extents::new(shape)?;
         let expected = self.expected(extents, shape[2].is_multiple_of(8))?;
-        Ok([self.possible(expected, extents)?, vec![GemmPlan::Portable]].concat())
+        // The portable plan is the expected one only if it was kept.
+        let is_portable = expected.first() == Some(&GemmPlan::Portable);
+        let mut plans = self.possible(expected, extents)?;
+        plans.insert(if is_portable { 0 } else { plans.len() }, GemmPlan::Portable);
+        Ok(plans)
     }
 
     /// Computes products of bf16 in bf16 of this shape by this plan from now on.
@@ -189,9 +191,10 @@ impl Gemm {
     /// ones 48 times more, as [`launch`](Self::launch) with these buffers, of which the L2 cache
     /// keeps what it can. The expected plan is kept if none is faster by more than 2 %. Plans add
     /// in different orders: the last bits of C may depend on the choice. The plan is kept in the
-    /// cache folder, as [`keep_plan`](Self::keep_plan) does. Errors are those of
-    /// [`launch`](Self::launch), and [`Error::InvalidInput`] for buffers that are not aligned to 16
-    /// bytes, if aligned ones have several plans.
+    /// cache folder, as [`keep_plan`](Self::keep_plan) does. Where the portable plan is the only
+    /// one, nothing is launched. Errors are those of [`launch`](Self::launch), and
+    /// [`Error::InvalidInput`] for buffers that are not aligned to 16 bytes, if aligned ones have
+    /// several plans.
     pub fn measure<A, B, C>(&self, a: &A, b: &B, c: &C, shape: [usize; 3]) -> Result<GemmPlan>
     where
         A: Buffer<Element = bf16>,
@@ -218,7 +221,7 @@ impl Gemm {
             expected,
             |plan| self.select(extents, plan).map(drop),
             || self.launch(a, b, c, shape),
-            Ok,
+            |times| times,
         );
         let selected = self.select(extents, *chosen.as_ref().unwrap_or(&before));
         let plan = chosen?;
@@ -247,7 +250,7 @@ impl Gemm {
     pub(crate) fn select(&self, extents: Extents, plan: GemmPlan) -> Result<bool> {
         let prepared = self.prepare_plan::<bf16, bf16>(plan, extents)?;
         let problem = ([bf16::DATA_TYPE; 2], extents, NOT_TRANSPOSED);
-        self.plans.lock().insert_permanent(problem, (plan, prepared));
+        self.plans.lock().permanent.insert(problem, (plan, prepared));
         Ok(prepared.is_some() || plan == GemmPlan::Portable)
     }
 
@@ -274,7 +277,7 @@ impl Gemm {
         let can = |plan: &GemmPlan| transposed == NOT_TRANSPOSED || *plan == GemmPlan::Wide;
         for plan in plans.filter(can) {
             if plan == GemmPlan::Portable && T::DATA_TYPE == O::DATA_TYPE {
-                break; // It was kept, and is `chosen`.
+                break; // It is the plan that was kept, and `chosen` has it.
             }
             if let Some(prepared) = self.prepare_plan::<T, O>(plan, extents)? {
                 chosen = (plan, Some(prepared));

@@ -56,8 +56,8 @@ pub struct ReduceScatter {
 
 impl FusedGemm<ReduceScatter> {
     /// Prepares products of up to `m x n` elements, launched on `stream`. *Collective*, with the
-    /// same `m` and `n` on every rank. The workspace takes `2 * m * n` bytes on each GPU, and that
-    /// of [`Wide`](GemmReduceScatterPlan::Wide).
+    /// same `m` and `n` on every rank. The workspace takes `2 * m * n` bytes on each GPU, and those
+    /// of [`Wide`](GemmReduceScatterPlan::Wide) and of [`Collectives`](crate::Collectives).
     ///
     /// # Errors
     ///
@@ -145,8 +145,7 @@ impl Fusion for ReduceScatter {
     }
 
     fn timed(&self, _: &Base<Self>, _: Extents, _: Plan) -> Vec<Plan> {
-        let wide = self.exchanges.then_some(Plan::Wide);
-        [Plan::Unfused].into_iter().chain(wide).collect()
+        if self.exchanges { vec![Plan::Unfused, Plan::Wide] } else { vec![Plan::Unfused] }
     }
 }
 

@@ -15,7 +15,8 @@ pub struct LamportMemory {
     slots: Window<u32>,
     state: SymmetricBuffer<u32>,
     capacity: u32,
-    alone: bool,
+    /// Whether nothing beside the launches with this memory needs room on the GPU.
+    pub(crate) alone: bool,
 }
 
 impl LamportMemory {
@@ -44,11 +45,6 @@ impl LamportMemory {
         Ok(Self { slots, state, capacity, alone: false })
     }
 
-    /// Sets whether nothing beside the launches with this memory needs room on the GPU.
-    pub(crate) fn alone(self, alone: bool) -> Self {
-        Self { alone, ..self }
-    }
-
     /// Returns the number of slots for each rank that sends.
     pub fn capacity(&self) -> u32 {
         self.capacity
@@ -69,7 +65,8 @@ unsafe impl IntoArg<Abi> for &LamportMemory {
     }
 
     fn info(&self) -> ArgInfo<'_> {
-        // A device communicator would be borrowed from `args`; a window and a buffer have none.
+        // A device communicator would be a reference to `args`, which ends here. There is none in a
+        // window and a buffer.
         let args = self.args();
         let ArgInfo { dev_comm: _, closed, communicator, mixed, several_dev_comms, unchecked } =
             IntoArg::<Abi>::info(&args);

@@ -18,7 +18,7 @@ pub(crate) trait LaunchWith: Kernel + Sized {
         config: LaunchConfig,
         target: &KernelsOn<'_>,
     ) -> Result<()> {
-        // For a safe kernel windows would be checked, for which this caller vouches.
+        // A launch of a safe kernel would check windows, for which this function's caller vouches.
         let is_safe = false;
         // SAFETY: the caller passes arguments that the kernel may use until it has ended.
         unsafe { target.launch_kernel::<Self, A>(config, args, is_safe) }

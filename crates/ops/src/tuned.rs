@@ -1,7 +1,7 @@
 //! Plans that this machine has measured: files in the cache folder.
 
 use std::collections::BTreeMap;
-use std::fmt::{Display, Write};
+use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -39,7 +39,9 @@ impl<P: Copy + FromStr + Display> Tuned<P> {
         if is_off || context.is_simulated() {
             return Ok(Self::without_file());
         }
-        let folder = devcomm_locate::cache_dir().ok().map(|cache| cache.join("plans"));
+        let cache =
+            devcomm_locate::cache_dir_if_safe().or_else(|error| refuse(error.to_string()))?;
+        let folder = cache.map(|cache| cache.join("plans"));
         Ok(Self::in_folder(folder.as_deref(), &context.device_name()?, operation, ranks))
     }
 
@@ -75,7 +77,7 @@ impl<P: Copy + FromStr + Display> Tuned<P> {
         self.plans.borrow().get(&extents.array()).copied()
     }
 
-    /// Writes a plan to the file, if there is one and the cache folder can be written.
+    /// Adds a plan, and writes it to the file, if there is a file. A failed write is ignored.
     pub(crate) fn save(&self, extents: Extents, plan: P) {
         let Some(file) = &self.file else { return };
         self.insert(extents, plan);
@@ -107,11 +109,7 @@ fn read<P: FromStr>(file: &Path) -> Plans<P> {
 }
 
 fn text<P: Display>(plans: &Plans<P>) -> String {
-    let mut text = String::new();
-    for ([m, n, k], plan) in plans {
-        let _ = writeln!(text, "{m} {n} {k} {plan}");
-    }
-    text
+    plans.iter().map(|([m, n, k], plan)| format!("{m} {n} {k} {plan}\n")).collect()
 }
 
 #[cfg(test)]

@@ -86,7 +86,7 @@ impl Collectives {
         let (first, target) = (window.as_ref().map_or(0, offer), self.compiled.on(stream));
         let args = (comm, memory, used, longest, input, output, from, to, first, offers);
         // Ranks may have different grids, so that a block may wait for any block of a peer: all
-        // blocks of a launch must run at the same time. `config` sees to it for `Push` only.
+        // blocks of a launch must run at the same time, as `config` ensures for `Push`.
         let config = options.config(CollectivePlan { algorithm: Algorithm::Push, ..plan });
         // SAFETY: `sides` has checked that the parts are within the buffers; dropping a buffer
         // waits for the stream. `_turn` orders the launches that use the workspace.
@@ -101,7 +101,8 @@ impl Collectives {
                 self.send_by_nccl(send, recv, stream, |peer, bytes| peer != me && is_long(bytes))
             }
             Some((output, _)) => {
-                // 0 beyond the last rank: where there is a workspace, each rank knows all lengths.
+                // 0 beyond the last rank. Each rank knows the window's lengths in all ranks, as
+                // ranks with a workspace exchange on the host.
                 let bytes = std::array::from_fn(|rank| output.len_of(rank).unwrap_or(0));
                 let destination = exchange::Target { number: output.number() as usize, bytes };
                 let args = (comm, input, &output, destination, longest, from, to, offers, arrived);

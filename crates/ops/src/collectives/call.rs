@@ -10,6 +10,7 @@ use crate::prelude::*;
 
 /// A collective with its buffers, of elements `T`.
 pub(super) struct Call<'a, T> {
+    /// What performs it.
     pub(super) by: &'a Collectives,
     pub(super) kind: CollectiveKind,
     /// The buffer to send, if this rank sends.

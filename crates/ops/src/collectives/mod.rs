@@ -112,13 +112,14 @@ impl CollectivesOptions {
 
     /// Sets the longest message in bytes that is sent in one step; that of an all-reduce of two
     /// ranks may be sixteen times as long. The workspace has room for two of the longest messages
-    /// from each other rank. Default: 4 MiB for 2 ranks (a workspace of 128 MiB), 1 MiB for 4, 512
-    /// KiB for 8.
+    /// of each rank (of two ranks, of the other one), and by default up to 32 MiB more for
+    /// [`push_blocks`](Self::push_blocks). Default: 4 MiB for 2 ranks (128 MiB for messages), 1 MiB
+    /// for 4, 512 KiB for 8.
     pub const fn lamport_bytes(self, bytes: usize) -> Self {
         Self { lamport_bytes: Some(bytes), ..self }
     }
 
-    /// Sets the blocks that push or load long messages; at most one for each multiprocessor, but
+    /// Sets the blocks that push or load long messages; at most one for each multiprocessor, except
     /// with [`concurrent(1)`](Self::concurrent). Default: 128, or fewer if a rank's GPU has fewer
     /// multiprocessors.
     pub const fn push_blocks(self, blocks: u32) -> Self {
@@ -141,8 +142,8 @@ impl CollectivesOptions {
         Ok(built)
     }
 
-    /// Creates the collectives, or with an order those of the object that has it, which does not
-    /// normalise. *Collective*.
+    /// Creates the collectives. With an `order` they are part of the product that has it, whose
+    /// launches they follow, and never do RMSNorm. *Collective*.
     pub(crate) fn build_in(
         self,
         comm: &Communicator,
@@ -158,6 +159,7 @@ impl CollectivesOptions {
                 !(1..=4).contains(&concurrent),
                 "Collectives of {concurrent} objects at a time: it is 1 to 4"
             );
+            refuse_if!(push_blocks == Some(0), "push_blocks: no blocks push or load long messages");
             let most = self.all_reduce_slots(comm.n_ranks());
             refuse_if!(
                 most > MOST_SLOTS,
@@ -186,8 +188,8 @@ impl CollectivesOptions {
             if all_reach && concurrent == 1 && order.is_none() {
                 smallest.agree_on_clusters(comm, &compiled)?;
             }
-            // A multiprocessor may have room for one block that pushes or loads long messages. So
-            // does a share of the GPU, whatever number is asked for.
+            // All of these blocks run at the same time: by default, and in a share of the GPU
+            // whatever number is asked for, there is at most one on a multiprocessor.
             let is_bounded = push_blocks.is_none() || concurrent > 1;
             let most = if is_bounded { smallest.multiprocessors } else { u32::MAX };
             let resolved = self.push_blocks(push_blocks.unwrap_or(PUSH_BLOCKS).min(most));
@@ -299,9 +301,9 @@ fn load(comm: &Communicator, is_older: bool) -> Result<Kernels> {
     Kernels::load(comm.context(), &KERNELS.only(if is_older { PORTABLE } else { FILES }))
 }
 
-/// The most threads of a block, if operations may fill the GPU: a multiprocessor has room for one
-/// block that pushes long messages. With two blocks of 256 threads, the first blocks of the next
-/// launch would share multiprocessors, and take 10 % longer.
+/// The most threads of a block: as many as the kernels allow. With two blocks of 256 threads on a
+/// multiprocessor instead of one, the first blocks of the next launch that pushes long messages
+/// would share multiprocessors, and take 10 % longer.
 const THREADS: u32 = 512;
 
 /// Why NCCL does what no kernel can.
@@ -313,7 +315,8 @@ const NOT_IN_WINDOW: &str = "as the message is too long for one step, and not al
 
 const NAME: &str = "Collectives::new";
 
-/// The most slots of a message: kernels count them in 32 bits, and threads beyond the last one too.
+/// The most slots of a message: kernels count slots in 32 bits, also those that follow the last one
+/// in the steps of a grid.
 const MOST_SLOTS: usize = 1 << 31;
 
 impl Collectives {
@@ -389,12 +392,12 @@ impl Collectives {
 }
 
 impl Workspace {
-    /// Returns a block's most threads, for a kernel with this [`room`](mod@room).
+    /// Returns a block's most threads; a multiprocessor has room for `room` threads of the kernel.
     fn threads(&self, room: u32) -> u32 {
         self.options.threads(room.min(self.most_resident))
     }
 
-    /// Returns the plan of a kernel with barriers that has this [`room`](mod@room).
+    /// Returns the plan of a kernel with barriers, with as many [`threads`](Self::threads).
     fn plan(&self, algorithm: Algorithm, room: u32) -> CollectivePlan {
         let (blocks, threads) = (self.options.blocks(), self.threads(room));
         CollectivePlan { algorithm, blocks, threads }
@@ -404,7 +407,8 @@ impl Workspace {
         let (ranks, blocks) = (comm.n_ranks(), options.blocks());
         // Even an empty message of `all_to_all_v` uses a slot for each lane of a warp.
         let slots = options.all_reduce_slots(ranks).max(32) as u32;
-        let memory = LamportMemory::allocate(comm, slots)?.alone(options.concurrent == 1);
+        let mut memory = LamportMemory::allocate(comm, slots)?;
+        memory.alone = options.concurrent == 1;
         // New windows are zeroed, as `arrived` must be. No rank sends before the slots of all are
         // empty: the ranks meet at the end of `Collectives::new`.
         Ok(Self {

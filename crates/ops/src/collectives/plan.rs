@@ -197,6 +197,7 @@ impl Request {
     pub(super) fn candidates(&self, measured: Option<CollectivePlan>) -> Vec<CollectivePlan> {
         let mut plans: Vec<_> = measured.into_iter().chain([self.model().plan]).collect();
         if let Some(slots) = self.slots {
+            // 448 is the best for all-reduces of 8 to 64 MiB on two H200.
             let sizes = [64, 128, 256, 448, 512].into_iter();
             let useful = sizes.filter(|threads| *threads <= self.most_threads);
             let useful = useful.filter(|threads| *threads == 64 || threads / 2 < slots);

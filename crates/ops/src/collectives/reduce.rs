@@ -95,7 +95,7 @@ impl<T: Element> Call<'_, T> {
         let room = if is_two { room::LAMPORT_ALLREDUCE_TWO } else { room::LAMPORT_ALLREDUCE };
         let short = short(vectors, room);
         let most_blocks = options.most_blocks(2, self.by.smallest.multiprocessors);
-        // Two ranks move as many bytes in one step as in two.
+        // Two ranks move as many bytes in one step as in two: a thread may have any number of rows.
         let rows = (!is_two).then_some(ROWS as u32);
         let most =
             rows.map_or(usize::MAX, |rows| (rows * most_blocks * short.most_threads) as usize);

@@ -12,8 +12,10 @@ use crate::prelude::*;
 /// The most bytes of a row that a cluster keeps in registers.
 const MAX_ROW: usize = 16 * (MAX_THREADS * MAX_CLUSTER) as usize;
 
+/// The most threads of a block of the kernels.
 pub(super) const MAX_THREADS: u32 = 256;
 
+/// The most blocks of a cluster, on every GPU with clusters.
 pub(super) const MAX_CLUSTER: u32 = 8;
 
 const OVERLAP: &str = "the buffers of an all-reduce with RMSNorm overlap: each is memory of its \
@@ -37,9 +39,6 @@ struct Rows {
 
 /// The input, the residual, the weight and the output.
 pub(super) type Buffers<T> = [DeviceSlice<T>; 4];
-
-/// No quantised output: the output has the input's type.
-const NOT_QUANTISED: QuantisedArgs<u64, u64> = QuantisedArgs { output: 0, scale: 0 };
 
 impl Collectives {
     /// Returns the most blocks of `lamport_rmsnorm`: this object's share of every rank's GPU, or
@@ -80,7 +79,8 @@ impl Collectives {
     ) -> Result<()> {
         let [input, residual] = [input.device_slice(), residual.device_slice()];
         let buffers = [input, residual, weight.device_slice(), output.device_slice()];
-        self.rmsnorm(&buffers, NOT_QUANTISED, eps, stream)
+        // The output has the input's type.
+        self.rmsnorm(&buffers, QuantisedArgs { output: 0, scale: 0 }, eps, stream)
     }
 
     /// Does the same as [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm), with a quantised output,
@@ -101,14 +101,14 @@ impl Collectives {
         eps: f32,
         stream: &Stream,
     ) -> Result<()> {
-        // The sums overwrite the input where RMSNorm follows an all-reduce.
+        // Where RMSNorm follows an all-reduce, the sums overwrite the input.
         let [input, residual] = [input.device_slice(), residual.device_slice()];
         let buffers = [input.clone(), residual, weight.device_slice(), input];
         let (output, scale) = (output.device_slice(), scale.device_slice());
         let own = self.communicator.context();
         let output_at = aligned(own, "the output", &output, 1, buffers[0].len())?;
         let scale_at = address(own, "the scale", &scale, 1, 1)?;
-        // Where RMSNorm follows an all-reduce, which overwrites the input, it reads the scale.
+        // RMSNorm reads the scale after the sums have overwritten the input.
         let overlap = |slice: &DeviceSlice<T>| slice.overlaps(&output) || slice.overlaps(&scale);
         refuse_if!(buffers.iter().any(overlap) || scale.overlaps(&output), "{OVERLAP}");
         let quantised = QuantisedArgs { output: output_at, scale: scale_at };

@@ -28,7 +28,8 @@ impl SmallestGpu {
         [limits.multiprocessors, limits.max_threads_per_multiprocessor, gpcs].map(u64::from)
     }
 
-    /// Returns the least of the [`numbers`](Self::numbers) of all ranks.
+    /// Returns the fewest multiprocessors and threads, and the most GPCs, of the ranks'
+    /// [`numbers`](Self::numbers).
     pub(super) fn of(all: impl Iterator<Item = [u64; 3]>) -> Self {
         let least = |[a, b, c]: [u64; 3], [d, e, f]: [u64; 3]| [a.min(d), b.min(e), c.max(f)];
         let all = all.reduce(least).unwrap_or_default();

@@ -55,7 +55,7 @@ fn a_decision_is_made_once_until_another_plan_is_set() {
 #[test]
 fn there_are_not_more_decisions_than_memory_for_them() {
     let mut cache = Cache::default();
-    cache.insert_permanent(0, 'a');
+    cache.permanent.insert(0, 'a');
     (1..=3 * LIMIT).for_each(|key| cache.insert(key, 'b'));
     assert!(cache.others.len() <= LIMIT);
     assert_eq!((cache.get(&0), cache.get(&(3 * LIMIT))), (Some('a'), Some('b')));

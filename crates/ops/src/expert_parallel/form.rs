@@ -27,11 +27,6 @@ pub(super) struct RowsInOrder {
     pub(super) capacity: u32,
 }
 
-impl RowsInOrder {
-    /// No memory, for a kernel that stores elsewhere.
-    pub(super) const NONE: Self = Self { rows: 0, scales: 0, capacity: 0 };
-}
-
 /// The launch of a kernel that sends and receives.
 #[derive(Clone, Copy)]
 pub(super) struct Launch<'a> {
@@ -59,15 +54,16 @@ impl<'a> Launch<'a> {
         self.experts.form.combine(self, ResultsArgs { rows, tokens, output, residual })
     }
 
-    /// Orders the launch after the others. Before that, it compares the operation in a checked
-    /// world with those of the other ranks, if none is absent.
+    /// Orders the launch after the others. Before that, it checks the stream, and in a checked
+    /// world compares the operation with those of the other ranks, if none is absent.
     fn begin(&self, operation: &str) -> Result<Turn<'a>> {
         let Self { experts, steps, stream } = *self;
+        experts.require_stream(stream)?;
         if experts.absent.get() == 0 {
             let terms = || format!("{operation}, steps {steps}");
             experts.communicator.compare_kernel(&experts.order, terms)?;
         }
-        experts.begin(stream)
+        experts.order.begin(stream)
     }
 }
 

@@ -78,7 +78,8 @@ impl ExpertParallel {
     /// [`Product::block_scales`](crate::Product::block_scales): a row-major matrix with a row for
     /// each 128 elements, and a column for each row that there is room for. Those are as many as
     /// `rows` holds, but not more than [`most_rows`](Self::most_rows). Errors are those of
-    /// [`group`](Self::group), but for tokens of bf16, and for too few scales.
+    /// [`group`](Self::group), but for tokens of bf16, and for scales that are too few or overlap
+    /// the rows.
     pub fn group_f8(
         &self,
         rows: &impl Buffer<Element = F8E4M3>,
@@ -106,13 +107,16 @@ impl ExpertParallel {
             Some(_) => most,
             None => (rows.len() / hidden).min(most),
         };
+        let at = self.check_rows("the rows of the experts", rows, capacity)?;
+        let to = ("the rows of the experts", rows, capacity * hidden);
         let scales = scales.map_or(Ok(0), |scales| {
-            let context = self.communicator.context();
-            address(context, "the scales of the rows", scales, capacity, hidden / SCALED)
+            let (context, name) = (self.communicator.context(), "the scales of the rows");
+            let at = address(context, name, scales, capacity, hidden / SCALED)?;
+            require_apart((name, scales, capacity * (hidden / SCALED)), to, None)?;
+            Ok::<_, Error>(at)
         })?;
-        let rows = self.check_rows("the rows of the experts", rows, capacity)?;
         let _turn = self.begin(stream)?;
-        let rows = RowsInOrder { rows, scales, capacity: capacity as u32 };
+        let rows = RowsInOrder { rows: at, scales, capacity: capacity as u32 };
         self.form.group(self, rows, stream)?;
         self.set_last(Last { stage: Stage::Grouped, grouped: capacity, ..self.last.get() });
         self.least_room.set(self.least_room.get().min(capacity));

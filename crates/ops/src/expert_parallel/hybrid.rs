@@ -98,11 +98,12 @@ impl Hybrid {
         let (ranks, tokens) = (comm.n_ranks(), shape.tokens as usize);
         let mut requirements = DevCommRequirements::new()
             .lsa_barriers(division.blocks)
+            // Over the network only the ranks of a rail exchange. A message is one put with a
+            // signal of its own, and waits for no other message: weak signals are enough.
             .gin_connection(GinConnectionType::Rail)
-            // Each message has a signal of its own.
             .gin_strong_signals(false);
         let count = Mail::signals(shape, division.teams, division.batch) as u32;
-        let signals = [(); 2].map(|()| requirements.add(Signals { count }));
+        let [of_dispatch, of_combine] = [(); 2].map(|()| requirements.add(Signals { count }));
         let dev_comm = comm.create_dev_comm(requirements)?;
         let messages = |key, words| {
             Ok::<_, Error>(Messages {
@@ -111,7 +112,6 @@ impl Hybrid {
                 epoch: comm.mem_alloc(Epoch::WORDS)?,
             })
         };
-        let [of_dispatch, of_combine] = signals;
         let [first, second] = division.words(sent, has_scales, shape);
         let offsets @ [.., words] = Received::offsets(sent, ranks, has_scales);
         Ok(Self {

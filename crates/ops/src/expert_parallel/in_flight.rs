@@ -107,8 +107,10 @@ impl Returning<'_> {
         output: &impl Buffer<Element = bf16>,
         residual: Option<&DeviceSlice<bf16>>,
     ) -> Result<()> {
-        let outputs = self.0.experts.check_outputs(output, residual)?;
-        self.0.experts.receive(self.0.number, outputs)
+        let Flight { experts, number } = &self.0;
+        let rows = experts.results_in_flight(*number);
+        let outputs = experts.check_outputs(rows.as_ref(), output, residual)?;
+        experts.receive(*number, outputs)
     }
 }
 
@@ -155,6 +157,16 @@ impl ExpertParallel {
         // Freed when the stream is idle. At least one element: an allocation is not empty.
         let discarded = self.communicator.context().alloc::<bf16>(elements)?;
         self.receive(number, [discarded.device_address(), 0])
+    }
+
+    /// Returns the results that this [`Returning`] has sent, until they are received.
+    fn results_in_flight(&self, number: u64) -> Option<DeviceSlice<bf16>> {
+        match &*self.in_flight.borrow() {
+            Some(InFlight { number: own, sent: Halves::Results(rows), .. }) if *own == number => {
+                Some(rows.clone())
+            }
+            _ => None,
+        }
     }
 
     /// Receives tokens, or results to these outputs, on the stream on which they were sent.

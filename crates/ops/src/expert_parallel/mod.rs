@@ -9,8 +9,7 @@ mod options;
 mod throughput;
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use devcomm_host::Turn;
 use devcomm_kernels::expert_parallel::shape::{ShapeArgs, TokensArgs};
@@ -92,7 +91,7 @@ pub struct ExpertParallel {
     order: StreamOrder,
     last: Cell<Last>,
     /// What there was before a capture, until it is known whether the capture becomes a graph.
-    before_capture: RefCell<Option<(Arc<AtomicBool>, Last)>>,
+    before_capture: RefCell<Option<(Arc<OnceLock<bool>>, Last)>>,
     in_flight: RefCell<Option<InFlight>>,
     /// The number of first halves so far.
     flights: Cell<u64>,
@@ -214,8 +213,8 @@ impl ExpertParallel {
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for more tokens than there is memory for, buffers that are too
-    /// short, not aligned or of another context, and if what was sent has not been received; those
-    /// of the launch.
+    /// short, not aligned or of another context, rows of tokens that overlap
+    /// [`rows`](Self::rows), and if what was sent has not been received; those of the launch.
     pub fn dispatch(&self, tokens: Tokens<'_>, stream: &Stream) -> Result<()> {
         self.launch_dispatch(tokens, Steps::SEND | Steps::RECEIVE, stream)?;
         self.received(tokens.count);
@@ -239,9 +238,9 @@ impl ExpertParallel {
     /// Takes back what was recorded in a capture that has failed.
     fn forget_failed_capture(&self) {
         let mut before_capture = self.before_capture.borrow_mut();
-        let ended = before_capture.take_if(|(is_graph, _)| Arc::strong_count(is_graph) == 1);
+        let ended = before_capture.take_if(|(is_graph, _)| is_graph.get().is_some());
         if let Some((is_graph, before)) = ended
-            && !is_graph.load(Ordering::Acquire)
+            && is_graph.get() == Some(&false)
         {
             self.last.set(before);
         }
@@ -262,8 +261,15 @@ impl ExpertParallel {
         let (input, top_k) = (tokens.input.device_slice(), self.options.top_k);
         let (ids, weights) = (tokens.ids.device_slice(), tokens.weights.device_slice());
         let context = self.communicator.context();
+        let at = self.check_rows("the tokens' rows", &input, count)?;
+        if self.options.rows.is_some() {
+            // Ranks that have sent already store to the memory in which rows arrive.
+            let (len, arrivals) = (count * self.options.hidden, self.form.arrivals()?);
+            let to = ("the memory in which rows arrive", &arrivals.device_slice(), arrivals.len());
+            require_apart(("the tokens' rows", &input, len), to, None)?;
+        }
         let sent = TokensArgs {
-            input: self.check_rows("the tokens' rows", &input, count)?,
+            input: at,
             ids: address(context, "the experts of the tokens", &ids, 1, count * top_k)?,
             weights: address(context, "the weights of the tokens", &weights, 1, count * top_k)?,
             count: count as u32,
@@ -276,12 +282,13 @@ impl ExpertParallel {
     /// in f32, with one rounding for each rank, one for each team if there are several LSA teams,
     /// and one at the end.
     ///
-    /// `rows` are the results, where [`group`](Self::group) has put the rows.
+    /// `rows` are the results, where [`group`](Self::group) has put the rows. `output` overlaps no
+    /// other buffer, except that it may begin where the residual does.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`] if there was no `group` since the last dispatch, for buffers that
-    /// are too short, not aligned or of another context; those of the launch.
+    /// are too short, not aligned, of another context or overlap `output`; those of the launch.
     pub fn combine(
         &self,
         rows: &impl Buffer<Element = bf16>,
@@ -289,10 +296,10 @@ impl ExpertParallel {
         residual: Option<&DeviceSlice<bf16>>,
         stream: &Stream,
     ) -> Result<()> {
-        let rows = self.check_results(rows)?;
-        let outputs = self.check_outputs(output, residual)?;
+        let at = self.check_results(rows)?;
+        let outputs = self.check_outputs(Some(&rows.device_slice()), output, residual)?;
         let steps = Steps::SEND | Steps::RECEIVE;
-        Launch { experts: self, steps, stream }.combine(rows, outputs)
+        Launch { experts: self, steps, stream }.combine(at, outputs)
     }
 
     /// Does the first half of [`combine`](Self::combine): sends the results. Work that is enqueued
@@ -317,14 +324,27 @@ impl ExpertParallel {
         self.check_rows("the experts' results", &rows.device_slice(), self.last.get().grouped)
     }
 
-    fn check_outputs<O>(&self, output: &O, residual: Option<&DeviceSlice<bf16>>) -> Result<Outputs>
-    where
-        O: Buffer<Element = bf16>,
-    {
-        let (output, tokens) = (output.device_slice(), self.last.get().tokens);
-        let of_residual = |residual| self.check_rows("the residual", residual, tokens);
-        let output = self.check_rows("the output", &output, tokens)?;
-        Ok([output, residual.map_or(Ok(0), of_residual)?])
+    /// Checks where the sums of the experts' results go, and what is added to them. `rows` are the
+    /// results, unless they were received already.
+    fn check_outputs(
+        &self,
+        rows: Option<&DeviceSlice<bf16>>,
+        output: &impl Buffer<Element = bf16>,
+        residual: Option<&DeviceSlice<bf16>>,
+    ) -> Result<Outputs> {
+        let Last { tokens, grouped, .. } = self.last.get();
+        let (output, hidden) = (output.device_slice(), self.options.hidden);
+        let at = self.check_rows("the output", &output, tokens)?;
+        let to = ("the output", &output, tokens * hidden);
+        rows.into_iter().try_for_each(|rows| {
+            require_apart(("the experts' results", rows, grouped * hidden), to, None)
+        })?;
+        let of_residual = |residual| {
+            let at = self.check_rows("the residual", residual, tokens)?;
+            require_apart(("the residual", residual, tokens * hidden), to, Some(0))?;
+            Ok::<_, Error>(at)
+        };
+        Ok([at, residual.map_or(Ok(0), of_residual)?])
     }
 
     /// Waits for the last operation, and fails if the routing of any operation since the last check
@@ -404,8 +424,12 @@ impl ExpertParallel {
 
     /// Orders a launch after the others.
     fn begin(&self, stream: &Stream) -> Result<Turn<'_>> {
-        require_context("the stream", stream.context(), self.communicator.context())?;
+        self.require_stream(stream)?;
         self.order.begin(stream)
+    }
+
+    fn require_stream(&self, stream: &Stream) -> Result<()> {
+        require_context("the stream", stream.context(), self.communicator.context())
     }
 
     fn check_rows<T>(&self, name: &str, slice: &DeviceSlice<T>, rows: usize) -> Result<u64> {
@@ -416,9 +440,9 @@ impl ExpertParallel {
         self.communicator.context().limits().multiprocessors
     }
 
-    /// Returns the shape of a launch that sends `parts` parts, each by a warp: with a block for
-    /// each part, up to the multiprocessors. Its blocks run at the same time, as each
-    /// multiprocessor has room for one; the peers' blocks need not.
+    /// Returns the shape of a launch whose warps send `parts` parts. It has a block for each part,
+    /// to use all multiprocessors, but at most one for each of these. So its blocks run at the same
+    /// time, as each multiprocessor has room for one; the peers' blocks need not.
     fn config(&self, parts: u32, threads: u32) -> LaunchConfig {
         let multiprocessors = self.multiprocessors();
         let blocks = self.options.blocks.unwrap_or_else(|| parts.max(FEWEST_BLOCKS));

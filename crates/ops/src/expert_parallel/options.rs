@@ -27,7 +27,6 @@ pub struct ExpertParallelOptions {
 }
 
 const MOST_HIDDEN: usize = 8192;
-const MOST_EXPERTS: usize = 1024;
 
 impl ExpertParallelOptions {
     /// Returns the options for at most `tokens` tokens of each rank, of `hidden` elements, which
@@ -56,10 +55,10 @@ impl ExpertParallelOptions {
     /// half of the bytes; [`ExpertParallel::group_f8`] puts them in order. Results return in
     /// `bf16`. `hidden` is a multiple of 128.
     ///
-    /// The scale is the least power of two, at least `2^-126`, times which 448 is no less than each
-    /// of the 128 elements. So an element divided by it is exact, and rounded once: to nearest,
-    /// ties to even. Infinities become 448 times the scale, and finite numbers above
-    /// `1.75 * 2^127` that number; NaN stays, and does not count for the scale.
+    /// The scale is the least power of two, at least `2^-126`, such that 448 times it is no less
+    /// than the magnitude of each of the 128 elements. So an element divided by it is exact, and
+    /// rounded once: to nearest, ties to even. Infinities become 448 times the scale, and finite
+    /// numbers above `1.75 * 2^127` that number; NaN stays, and does not count for the scale.
     pub const fn f8(self) -> Self {
         Self { f8: true, ..self }
     }
@@ -245,9 +244,9 @@ impl ExpertParallelOptions {
              share a scale"
         );
         refuse_if!(
-            experts == 0 || !experts.is_multiple_of(ranks) || experts > MOST_EXPERTS,
-            "{experts} experts on {ranks} ranks: each rank has as many, and there are at most \
-             {MOST_EXPERTS}"
+            experts == 0 || !experts.is_multiple_of(ranks) || experts > Shape::EXPERTS,
+            "{experts} experts on {ranks} ranks: each rank has as many, and there are at most {}",
+            Shape::EXPERTS
         );
         refuse_if!(
             top_k == 0 || top_k > Shape::TOP_K,

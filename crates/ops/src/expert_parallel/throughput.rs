@@ -63,7 +63,7 @@ impl Form for Throughput {
         let (comm, sizes, faults) = (&self.dev_comm, shape_args(experts.sent), &experts.faults);
         let (scales, count) = (&self.scales, tokens.count);
         // The dispatch writes only offsets and sizes of these, and rows to `self.rows`.
-        let groups = experts.grouped_args(RowsInOrder::NONE, 0);
+        let groups = experts.grouped_args(RowsInOrder { rows: 0, scales: 0, capacity: 0 }, 0);
         let config = experts.config(count, MANY_THREADS);
         let (rows, memory) = (self.rows.device_slice(), self.memory());
         with_type!(experts.options.f8, Row => {

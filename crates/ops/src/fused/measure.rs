@@ -11,9 +11,8 @@ impl<F: Fusion> FusedGemm<F> {
     /// Times the likely plans of a shape, and does products of it by the fastest from now on,
     /// unless one is set. Each is launched 17 times, and the promising ones 48 times more, as
     /// [`launch`](Self::launch) with these buffers, of which the L2 cache keeps what it can. The
-    /// time of a plan is that of the slowest rank. The plan that [`explain`](Self::explain) names
-    /// without a measurement is kept if none is faster by more than 2 %. All ranks get the same
-    /// plan. *Collective*.
+    /// time of a plan is that of the slowest rank. The default plan is kept if none is faster by
+    /// more than 2 %. All ranks get the same plan. *Collective*.
     ///
     /// The plan of two kernels is timed with the likely plans of its product, as
     /// [`Gemm::measure`](crate::Gemm::measure) has them, if all ranks have the same ones.

@@ -61,15 +61,22 @@ pub(crate) const ANY_RANKS: (&[usize], &str) = (&[], "any ranks");
 /// The environment variable by which the first product of a shape is measured.
 const MEASURE_FIRST: &str = "DEVCOMM_MEASURE_FIRST";
 
+#[cfg(test)]
+thread_local! {
+    /// Whether a test's rank, which is a thread, measures as if its environment asked for that.
+    static MEASURES_FIRST: Cell<bool> = const { Cell::new(false) };
+}
+
 impl<F: Fusion> Base<F> {
     pub(crate) fn context(&self) -> &Context {
         self.comm.context()
     }
 
     /// Prepares the kernels of a plan and their memory, the first time. A fused plan is for ranks
-    /// that reach each other, of these numbers, which `which` describes; of any number without
-    /// them. `load` returns the kernels with numbers, such as what is resident; `allocate` gets the
-    /// least of all ranks' numbers, so all ranks have the same grid. *Collective*.
+    /// that reach each other. Their number is one of `ranks`, which `which` describes, or any if
+    /// `ranks` is empty. `load` returns the kernels with numbers, such as what is resident;
+    /// `allocate` gets the least of all ranks' numbers, so all ranks have the same grid.
+    /// *Collective*.
     pub(crate) fn prepare<T, U>(
         &self,
         (cell, plan): (&OnceCell<U>, F::Plan),
@@ -190,7 +197,7 @@ pub trait Fusion: Sized {
 pub trait Output<F: Fusion>: Buffer<Element = bf16> {}
 
 impl<F: Fusion> FusedGemm<F> {
-    /// Creates the operation for matrices of up to `most`, which is an option as `options` are.
+    /// Creates the operation for matrices of up to `most`. The ranks compare `most` and `options`.
     /// `fuse` gets whether all ranks have the kernels of Hopper and reach each other, and whether
     /// their GPUs are alike. Plans that were measured are kept by the name `kept`. *Collective*.
     pub(crate) fn create(
@@ -217,6 +224,8 @@ impl<F: Fusion> FusedGemm<F> {
             Ok(((tuned, name), numbers))
         };
         let measures_first = std::env::var_os(MEASURE_FIRST).is_some_and(|value| value == "1");
+        #[cfg(test)]
+        let measures_first = measures_first || MEASURES_FIRST.get();
         let name = format!("{}::new", F::NAME);
         let call = comm.collective(&name).option(of_first, first).option(of_second, second);
         let call = call.option(MEASURE_FIRST, measures_first);
@@ -326,8 +335,8 @@ impl<F: Fusion> FusedGemm<F> {
 
     /// Enqueues one product of `[m, n, k]`. Every rank calls it with the same shape (of
     /// [`AllGatherGemm`](crate::AllGatherGemm) the same `m` and `k`) and the same window, if C is
-    /// in one, in the same order. Later work on the stream sees the whole result. Only work on this
-    /// stream may access `c` until the product has ended.
+    /// in one, in the same order. Later work on the stream sees the whole result. `c` overlaps
+    /// neither `a` nor `b`. Only work on this stream may access `c` until the product has ended.
     ///
     /// A product fills the GPU: operations of other objects on other streams wait for it, or it for
     /// them, in the order of the host's calls, which is the same on all ranks. Where the ranks call
@@ -336,10 +345,10 @@ impl<F: Fusion> FusedGemm<F> {
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for a shape without elements or that ranks cannot share, buffers and
-    /// windows that are too short, not aligned as the plan needs them, or of another context or
-    /// communicator, or a product that is too large for this workspace; in a checked world,
-    /// [`WorldError::CallsDiffer`](devcomm_host::WorldError::CallsDiffer) for ranks that call
-    /// another operation or have another shape; errors of the launch.
+    /// windows that are too short, not aligned as the plan needs them, of another context or
+    /// communicator or overlap `c`, or a product that is too large for this workspace; in a checked
+    /// world, [`WorldError::CallsDiffer`](devcomm_host::WorldError::CallsDiffer) for ranks that
+    /// call another operation or have another shape; errors of the launch.
     pub fn launch<A, B, C>(&self, a: &A, b: &B, c: &C, shape: [usize; 3]) -> Result<()>
     where
         A: Buffer<Element = bf16>,
@@ -416,8 +425,5 @@ impl<F: Fusion> Debug for FusedGemm<F> {
 
 /// Returns what was prepared, or an error.
 pub(crate) fn prepared<T>(cell: &OnceCell<T>) -> Result<&T> {
-    match cell.get() {
-        Some(prepared) => Ok(prepared),
-        None => refuse("the plan of the product is not prepared"),
-    }
+    cell.get().map_or_else(|| refuse("the plan of the product is not prepared"), Ok)
 }

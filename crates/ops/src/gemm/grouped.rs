@@ -103,7 +103,7 @@ impl GroupedGemm {
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for a shape without elements or groups, and for buffers that are too
-    /// short or of another context; errors of the launch.
+    /// short, of another context or overlap `c`; errors of the launch.
     pub fn launch<T: HalfElement>(
         &self,
         a: &impl Buffer<Element = T>,
@@ -113,21 +113,28 @@ impl GroupedGemm {
         shape: [usize; 3],
         activation: Option<Activation>,
     ) -> Result<()> {
-        let [m, n, k] = shape;
+        let [m, n, _] = shape;
         let count = groups.sizes.len();
         refuse_if!(count == 0, "a grouped product without groups has nothing to do");
-        // The rows of all groups' B. A saturated number is refused as too large.
-        let of_b = count.saturating_mul(n);
-        Extents::new([m, of_b, k])?;
         let (extents, context) = (Extents::new(shape)?, self.stream.context());
+        let (of_b, most) = (count.saturating_mul(n), Extents::MOST);
+        refuse_if!(
+            of_b > most,
+            "the B of {count} groups have {of_b} rows together, but {most} is the maximum"
+        );
         let slices = (&a.device_slice(), &b.device_slice(), &c.device_slice());
         let (rows, added) = ([m, of_b, m], Added { activation, ..Added::NOTHING });
         let mut matrices = Matrices::checked(context, extents, slices, rows, &added)?;
         matrices.groups = count as u32;
+        let words = |name, words| {
+            let at = address(context, name, words, count, 1)?;
+            require_apart((name, words, count), ("C", slices.2, m * n), None)?;
+            Ok::<_, Error>(at)
+        };
         let groups = GroupsArgs {
             count: matrices.groups,
-            offsets: address(context, "the groups' offsets", &groups.offsets, count, 1)?,
-            sizes: address(context, "the groups' sizes", &groups.sizes, count, 1)?,
+            offsets: words("the groups' offsets", &groups.offsets)?,
+            sizes: words("the groups' sizes", &groups.sizes)?,
         };
         let Matrices { a, b, c, shape, epilogue, .. } = matrices;
         let ([m, n, k], count, target) = (shape, groups.count, self.compiled.on(&self.stream));

@@ -28,7 +28,7 @@ pub struct Matrices {
 
 impl Matrices {
     /// Checks that A, B and C with these rows, and what is added to the product, have the elements
-    /// and are of the context.
+    /// and are of the context, and that C overlaps none of the others.
     pub(crate) fn checked<T, O>(
         context: &Context,
         extents: Extents,
@@ -37,7 +37,7 @@ impl Matrices {
         added: &Added<O>,
     ) -> Result<Self> {
         let [_, n, k] = extents.lengths();
-        Ok(Self {
+        let matrices = Self {
             a: address(context, "A", a, rows_of_a, k)?,
             b: address(context, "B", b, rows_of_b, k)?,
             c: address(context, "C", c, rows_of_c, n)?,
@@ -46,7 +46,17 @@ impl Matrices {
             transposed: [false; 2],
             block_scales: [0; 2],
             epilogue: added.args(context, [rows_of_c, n])?,
-        })
+        };
+        let len_of_c = rows_of_c * n;
+        let to = ("C", c, len_of_c);
+        require_apart(("A", a, rows_of_a * k), to, None)?;
+        require_apart(("B", b, rows_of_b * k), to, None)?;
+        let Added { bias, residual, .. } = added;
+        bias.iter().try_for_each(|bias| require_apart(("the bias", bias, n), to, None))?;
+        residual.iter().try_for_each(|residual| {
+            require_apart(("the residual", residual, len_of_c), to, Some(0))
+        })?;
+        Ok(matrices)
     }
 
     /// Returns whether TMA can load and store them.
@@ -103,8 +113,7 @@ impl Gemm {
         let Some((Tiling { rows, columns, cluster, slices }, shape)) = swapped else {
             return Ok(None);
         };
-        let kernel = kernel_of(plan, (rows, columns), T::DATA_TYPE);
-        let Some(kernel) = kernel else { return Ok(None) };
+        let Some(kernel) = kernel_of(plan, (rows, columns), T::DATA_TYPE) else { return Ok(None) };
         let resident = (kernel.resident)(compiled, context, cluster.blocks())?;
         let divided = (kernel.divide)(shape, cluster, slices, resident);
         let launch = kernel.launch;
@@ -178,10 +187,9 @@ impl Gemm {
     /// Returns the argument of a product of this number of slices. On Hopper, where products have
     /// slices, there is memory.
     fn slices_args(&self, count: u32) -> SlicesArgs {
-        let slices = self.slices.as_ref();
         let addresses =
             |(sums, arrived): &SliceMemory| [sums.device_address(), arrived.device_address()];
-        let [sums, arrived] = slices.map_or([0; 2], addresses);
+        let [sums, arrived] = self.slices.as_ref().map_or([0; 2], addresses);
         SlicesArgs { count, sums, arrived }
     }
 }
@@ -328,8 +336,10 @@ pub(super) fn kernel_of(
     kernels.iter().find(|kernel| kernel.tile == tile && kernel.key == data_type)
 }
 
-/// Defines the kernels for tiles of these shapes, by a kernel with its maps, which factor of its
-/// tiles is B, and the argument of slices if it has one. The A of `gemm_unswapped`'s tiles is B.
+/// Defines a table of kernels for tiles of these shapes. In parentheses are the kernel, the
+/// function that makes its maps, the field of `Division` for a constant B, and for kernels with
+/// slices the method that makes their argument. In tiles of `gemm_unswapped` B is A: that field is
+/// `constant_a`.
 macro_rules! tile_kernels {
     ($by_tile:ident $kernel:tt: $($shape:ident)*) => {
         static $by_tile: &[GemmKernel] = &[$(
@@ -343,7 +353,7 @@ macro_rules! tile_kernels {
         type Tile = swapped::$shape;
         type Kernel = kernels::$kernel<$type, Tile>;
 
-        unsafe fn launch(gemm: &Gemm, matrices: Matrices, tiled: &Tiled) -> Result<()> {
+        GemmKernel::new::<Tile, Kernel>($type::DATA_TYPE, |gemm, matrices, tiled| {
             let Matrices { shape: [m, n, k], epilogue, .. } = matrices;
             let (a, b, c) = $maps::<$type, Tile>(&gemm.stream, matrices, tiled.division)?;
             let division = Division { $constant: gemm.constant_b, ..tiled.division };
@@ -353,9 +363,7 @@ macro_rules! tile_kernels {
             );
             // SAFETY: the caller passes matrices of the prepared shape that outlive the product.
             unsafe { product.config(tiled.config).launch(&gemm.compiled.on(&gemm.stream)) }
-        }
-
-        GemmKernel::new::<Tile, Kernel>($type::DATA_TYPE, launch)
+        })
     }};
 }
 
@@ -396,11 +404,10 @@ pub(crate) fn swapped_maps<T: Element, S: Shape>(
     Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,
     Division { across, down, .. }: Division,
 ) -> Result<(TensorMap, TensorMap, TensorMap)> {
-    let map = |address, tiles| map::<T>(stream, address, tiles);
     Ok((
-        map(a, [m, k, S::M / across])?,
-        map(b, [n, k, S::N / down])?,
-        map(c, [m, n, swapped::STORE_M])?,
+        map::<T>(stream, a, [m, k, S::M / across])?,
+        map::<T>(stream, b, [n, k, S::N / down])?,
+        map::<T>(stream, c, [m, n, swapped::STORE_M])?,
     ))
 }
 

@@ -139,9 +139,9 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a shape without elements, for buffers that are too short or of
-    /// another context, and for 8-bit floats on another GPU or with other rows than they need;
-    /// errors of the launch.
+    /// [`Error::InvalidInput`] for a shape without elements, for buffers that are too short, of
+    /// another context or overlap C, and for 8-bit floats on another GPU or with other rows than
+    /// they need; errors of the launch.
     pub fn launch<A, B, C>(&self, a: &A, b: &B, c: &C) -> Result<()>
     where
         A: Buffer<Element = T>,
@@ -154,14 +154,19 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         let (context, rows) = (gemm.stream.context(), [m, n, m]);
         let mut matrices = Matrices::checked(context, extents, slices, rows, &self.added)?;
         matrices.transposed = self.transposed();
+        let scales = |name, scales: &DeviceSlice<f32>, rows, columns| {
+            let at = address(context, name, scales, rows, columns)?;
+            require_apart((name, scales, rows * columns), ("C", slices.2, m * n), None)?;
+            Ok::<_, Error>(at)
+        };
         if let Some([a, b]) = &self.scales {
-            matrices.epilogue.scale_a = address(context, "the scale of A", a, 1, 1)?;
-            matrices.epilogue.scale_b = address(context, "the scale of B", b, 1, 1)?;
+            matrices.epilogue.scale_a = scales("the scale of A", a, 1, 1)?;
+            matrices.epilogue.scale_b = scales("the scale of B", b, 1, 1)?;
         }
         if let Some([a, b]) = &self.block_scales {
             let [n, k] = [n, k].map(|extent| extent.div_ceil(BLOCK as usize));
-            let a = address(context, "the matrix of A's scales", a, k, m)?;
-            matrices.block_scales = [a, address(context, "the matrix of B's scales", b, n, k)?];
+            let a = scales("the matrix of A's scales", a, k, m)?;
+            matrices.block_scales = [a, scales("the matrix of B's scales", b, n, k)?];
         }
         // SAFETY: `checked` and `address` have checked the buffers' lengths; memory that is dropped
         // is freed after the work of the streams, and after the graphs.

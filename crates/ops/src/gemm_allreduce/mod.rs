@@ -89,7 +89,7 @@ impl FusedGemm<AllReduce> {
     /// Returns the type in which partial sums are sent.
     #[must_use]
     pub fn wire(&self) -> Wire {
-        self.fusion.wire()
+        self.fusion.strips.wire
     }
 
     /// Returns the plans for products of `[m, n, k]`. Those for few rows come last, with the one
@@ -106,15 +106,11 @@ impl FusedGemm<AllReduce> {
 }
 
 impl AllReduce {
-    fn wire(&self) -> Wire {
-        self.strips.wire
-    }
-
     /// Returns the plans for a shape, which end with those of `few_rows`.
     fn plans_of(&self, base: &Base<Self>, extents: Extents, few_rows: &FewRows) -> Vec<Plan> {
         let [m, n, _] = extents.lengths();
         let mut plans = vec![Plan::Strips];
-        if self.wire() == Wire::Bf16 {
+        if self.strips.wire == Wire::Bf16 {
             plans.push(Plan::Unfused);
         }
         if self.exchanges && self.wide.fits(base, [m, n]) {
@@ -133,7 +129,7 @@ impl AllReduce {
         let usual = || ResidentClusters::usual(base.multiprocessors);
         let room = self.swapped.get().map_or_else(usual, Swapped::room);
         let candidates = Candidates::new(extents, room);
-        let can_exchange = self.exchanges && self.wire() == Wire::Bf16;
+        let can_exchange = self.exchanges && self.strips.wire == Wire::Bf16;
         let (mut measured, mut plans) = (None, Vec::new());
         if can_exchange && swapped::has_few_rows(extents) {
             let are_alike = self.exchanges_by_default;
@@ -201,7 +197,7 @@ impl Fusion for AllReduce {
     }
 
     fn defaults(&self, base: &Base<Self>) -> Vec<Plan> {
-        let is_unfused = self.exchanges_by_default && self.wire() == Wire::Bf16;
+        let is_unfused = self.exchanges_by_default && self.strips.wire == Wire::Bf16;
         let mut plans = vec![if is_unfused { Plan::Unfused } else { Plan::Strips }];
         if is_unfused && exchanges_few_rows(base) {
             // All tiles are prepared together.
@@ -245,7 +241,7 @@ impl Fusion for AllReduce {
 
     fn choose(&self, base: &Base<Self>, extents: Extents) -> Explanation<Plan> {
         let how = |plan, reason| Explanation { plan, reason };
-        let (wire, [m, n, _]) = (self.wire(), extents.lengths());
+        let (wire, [m, n, _]) = (self.strips.wire, extents.lengths());
         if !self.exchanges_by_default {
             return how(Plan::Strips, wire.reason());
         }
@@ -273,8 +269,8 @@ impl Fusion for AllReduce {
         how(Plan::Unfused, reason)
     }
 
-    fn require(&self, base: &Base<Self>, plan: Plan) -> Result<()> {
-        let wire = self.wire();
+    fn require(&self, _: &Base<Self>, plan: Plan) -> Result<()> {
+        let wire = self.strips.wire;
         let sends = match plan {
             Plan::Strips => true,
             Plan::Wide => wire != Wire::F32,
@@ -283,9 +279,9 @@ impl Fusion for AllReduce {
         refuse_if!(!sends, "the plan `{plan}` does not send partial sums in {wire}: set `strips`");
         match plan {
             Plan::Wide | Plan::Swapped(_) if !self.exchanges => refuse(format!(
-                "the plan `{plan}` needs several ranks, all with Hopper GPUs, and there are {}: \
-                 set `strips` or `unfused`",
-                base.comm.n_ranks()
+                "the plan `{plan}` needs several ranks, all with Hopper GPUs, that reach each \
+                 other by load and store: set `strips`{}",
+                if wire == Wire::Bf16 { " or `unfused`" } else { "" }
             )),
             _ => Ok(()),
         }
@@ -305,6 +301,6 @@ impl Fusion for AllReduce {
     fn describe(&self, _: &Base<Self>) -> String {
         let strips = self.strips.prepared.get();
         let blocks = strips.map_or(String::new(), |strips| format!(", {} blocks", strips.blocks));
-        format!("{}{blocks}", self.wire())
+        format!("{}{blocks}", self.strips.wire)
     }
 }

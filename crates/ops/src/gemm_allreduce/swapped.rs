@@ -12,6 +12,9 @@ use crate::prelude::*;
 /// The most rows of C.
 pub(super) const MOST_ROWS: usize = 256;
 
+/// A kernel, how it divides a product, and the shape of its launch.
+type Divided = (&'static SwappedKernel, Division, LaunchConfig);
+
 /// The kernels, and the memory of their messages.
 pub(super) struct Swapped {
     kernels: ExchangeKernels,
@@ -24,8 +27,9 @@ impl Swapped {
         ResidentClusters([0, 1, 2, 3].map(|log: usize| self.kernels.resident[log][0]))
     }
 
-    /// Returns how a product is divided into these tiles; `None` if they cannot do it.
-    fn division(&self, tiling: Tiling, extents: Extents) -> Option<(Division, LaunchConfig)> {
+    /// Returns the kernel with these tiles, how it divides a product, and the shape of the launch;
+    /// `None` if it cannot do the product.
+    fn divide(&self, tiling: Tiling, extents: Extents) -> Option<Divided> {
         let [m, n, _] = extents.lengths();
         let fits = slots(m, n).is_some_and(|slots| slots <= self.kernels.memory.capacity());
         let kernel = kernel_of(tiling, self.ranks).filter(|_| fits && has_few_rows(extents))?;
@@ -33,14 +37,14 @@ impl Swapped {
         let resident = *self.kernels.resident.get(cluster.blocks().checked_ilog2()? as usize)?;
         let (division, config) = (kernel.divide)(extents.array(), cluster, slices, resident)?;
         // A block waits only for what the peers' blocks of its index send before they wait.
-        Some((division, config.without_cooperation()))
+        Some((kernel, division, config.without_cooperation()))
     }
 }
 
 impl Strategy<AllReduce> for OnceCell<Swapped> {
     fn supports(&self, _: &Base<AllReduce>, plan: Plan, extents: Extents) -> bool {
-        let division = |(swapped, tiling): (&Swapped, _)| swapped.division(tiling, extents);
-        self.get().zip(plan.tiling()).and_then(division).is_some()
+        let divide = |(swapped, tiling): (&Swapped, _)| swapped.divide(tiling, extents);
+        self.get().zip(plan.tiling()).and_then(divide).is_some()
     }
 
     fn prepare(&self, base: &Base<AllReduce>, plan: Plan) -> Result<()> {
@@ -74,10 +78,8 @@ impl Strategy<AllReduce> for OnceCell<Swapped> {
 
     unsafe fn launch(&self, base: &Base<AllReduce>, plan: Plan, operands: &Operands) -> Result<()> {
         let swapped = prepared(self)?;
-        let launch = plan.tiling().and_then(|tiling| {
-            Some((kernel_of(tiling, swapped.ranks)?, swapped.division(tiling, operands.extents)?))
-        });
-        let Some((kernel, (division, config))) = launch else {
+        let divided = plan.tiling().and_then(|tiling| swapped.divide(tiling, operands.extents));
+        let Some((kernel, division, config)) = divided else {
             return refuse(format!("the plan `{plan}` does no product of this shape"));
         };
         let division = Division { constant_b: base.constant_b, ..division };
@@ -126,22 +128,15 @@ macro_rules! tile_kernels {
         type Tile = shapes::$shape;
         type Kernel = kernels::gemm_allreduce_swapped<Tile, $ranks>;
 
-        unsafe fn launch(
-            Swapped { kernels: ExchangeKernels { compiled, dev_comm, memory, .. }, .. }: &Swapped,
-            stream: &Stream,
-            matrices: Matrices,
-            division: Division,
-            config: LaunchConfig,
-        ) -> Result<()> {
+        SwappedKernel::new::<Tile, Kernel>($ranks, |swapped, stream, matrices, division, config| {
+            let ExchangeKernels { compiled, dev_comm, memory, .. } = &swapped.kernels;
             let (a, b, c) = swapped_maps::<bf16, Tile>(stream, matrices, division)?;
             let ([m, n, k], division) = (matrices.shape, division_args(division));
             let product = Kernel::args(dev_comm, a, b, c, memory, m, n, k, division);
             // SAFETY: the caller passes matrices that outlive the product, and orders the launches,
             // which use the memory that `prepare` allocates for these kernels.
             unsafe { product.config(config).launch(&compiled.on(stream)) }
-        }
-
-        SwappedKernel::new::<Tile, Kernel>($ranks, launch)
+        })
     }};
 }
 

@@ -17,10 +17,11 @@ pub enum Wire {
     /// Partial sums are sent in f32: twice the bytes of bf16, and one rounding.
     F32,
     /// 8-bit floats with scales, about half the bytes of bf16. Columns `64 * i` to `64 * i + 63` of
-    /// a row share a scale: the least power of two, at least `2^-126`, times which 448 is no less
-    /// than each partial sum. A partial sum is off by up to a sixteenth, or by more if it is above
-    /// `1.75 * 2^127`, which it becomes ([`error_bound`](Self::error_bound)). Infinite sums stay
-    /// infinite, and the others that share their scale become 0.
+    /// a row share a scale: the least power of two, at least `2^-126`, such that 448 times it is no
+    /// less than the magnitude of each partial sum. A partial sum is off by up to a sixteenth, or
+    /// by more if it is above `1.75 * 2^127`: then it becomes that number
+    /// ([`error_bound`](Self::error_bound)). Infinite sums stay infinite, and the others that share
+    /// their scale become 0.
     E4m3,
 }
 

@@ -22,7 +22,7 @@ fn a_plan_that_was_measured_is_kept_for_later_processes_of_the_same_kind() {
     assert_eq!(text(&later.plans.borrow()), "7 8 8 wide\n9 8 8 swapped:16x64:2\n");
     assert_eq!([later.plan(extents(7)), later.plan(extents(8))], [Some(Plan::Wide), None]);
     assert_eq!([of("NVIDIA H200", 4), of("NVIDIA H100", 2)].map(|other| other.all().len()), [0, 0]);
-    // Lines that are no entries are ignored. Without a folder a plan is kept for this process.
+    // Lines that are no entries are ignored.
     let file = later.file.unwrap();
     fs::write(&file, "7 8 8 tall\n# comment\n9 8 8 strips # 3 us\n").unwrap();
     assert_eq!(of("NVIDIA H200", 2).all(), [([9, 8, 8], Plan::Strips)]);
@@ -31,6 +31,7 @@ fn a_plan_that_was_measured_is_kept_for_later_processes_of_the_same_kind() {
     one.save(extents(1), Plan::Wide);
     other.save(extents(2), Plan::Unfused);
     assert_eq!(of("NVIDIA H200", 2).all().len(), 3);
+    // Where the folder cannot be made, a plan is kept for this process.
     let nowhere = Tuned::in_folder(Some(&file), "GPU", "gemm", 1);
     nowhere.save(extents(1), Plan::Wide);
     assert_eq!(nowhere.plan(extents(1)), Some(Plan::Wide));

@@ -1,6 +1,6 @@
 //! Tests of measurements that find the fastest plan.
 
-use devcomm_host::World;
+use devcomm_host::{World, WorldError};
 
 use super::*;
 use crate::{GemmAllReduce, GemmAllReducePlan, GemmReduceScatter};
@@ -25,6 +25,23 @@ fn the_first_product_of_a_shape_is_measured_if_the_process_asks_for_that() {
         let mut got = [bf16::ZERO; 24];
         stream.copy_to_host(&c.device_slice(), &mut got)?;
         assert_eq!(got, [bf16::from_f32(32.0); 24]);
+        Ok::<_, devcomm_host::Error>(())
+    };
+    World::simulated(2).unwrap().run(run).unwrap();
+}
+
+#[test]
+fn whether_the_first_product_is_measured_is_compared_between_the_ranks() {
+    let run = |rank: &devcomm_host::Rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        crate::fused::MEASURES_FIRST.set(rank.is_root());
+        let made = GemmReduceScatter::new(comm, &stream, 6, 8).map(drop);
+        let Err(Error::World(WorldError::OptionsDiffer { option, first, second, .. })) = made
+        else {
+            panic!("{made:?}");
+        };
+        assert_eq!(option, "DEVCOMM_MEASURE_FIRST");
+        assert_eq!((first, second), ((0, "true".to_owned()), (1, "false".to_owned())));
         Ok::<_, devcomm_host::Error>(())
     };
     World::simulated(2).unwrap().run(run).unwrap();

@@ -224,13 +224,16 @@ fn a_table_decides_for_as_many_groups_of_8_rows() {
 }
 
 #[test]
-fn a_portable_plan_that_was_kept_is_used() {
+fn a_portable_plan_that_was_kept_is_used_and_listed_first() {
     let run = |rank: &devcomm_host::Rank| {
         let (stream, shape) = (rank.stream()?, [256, 256, 64]);
         assert_ne!(Gemm::new(&stream)?.plan(shape)?, GemmPlan::Portable);
         let gemm = Gemm::new(&stream)?;
+        let by_default = gemm.plans(shape)?;
         gemm.tuned.lock().insert(Extents::new(shape)?, GemmPlan::Portable);
         assert_eq!(gemm.plan(shape)?, GemmPlan::Portable);
+        let (portable, others) = by_default.split_last().unwrap();
+        assert_eq!(gemm.plans(shape)?, [&[*portable], others].concat());
         Ok::<_, devcomm_host::Error>(())
     };
     devcomm_host::World::simulated(1).unwrap().run(run).unwrap();
