@@ -54,8 +54,18 @@ is_whole() {
 
 # provide NAME FILE COMMAND: sets $folder to a folder in the user's cache, filled once by `COMMAND FILE FOLDER`, and
 # again if a file in it is truncated or missing. If the cache is not writable, $folder is a temporary folder, which is
-# added to $scratch and removed at the end.
-cache="${DEVCOMM_CACHE:-${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/devcomm}/packed"
+# added to $scratch, one a line, and removed at the end.
+cache="${HOME:-/nonexistent}/.cache/devcomm/packed"
+# As XDG's specification says, a relative path is ignored.
+case "${XDG_CACHE_HOME:-}" in /*) cache="$XDG_CACHE_HOME/devcomm/packed" ;; esac
+case "${DEVCOMM_CACHE:-}" in
+"") ;;
+/*) cache="$DEVCOMM_CACHE/packed" ;;
+*)
+    echo "error: DEVCOMM_CACHE=$DEVCOMM_CACHE is a relative path; set it to an absolute path" >&2
+    exit 1
+    ;;
+esac
 scratch=
 provide() {
     folder="$cache/$1-$(hash "$2")"
@@ -81,7 +91,8 @@ provide() {
         rm -rf "$partial"
     elif [ -d "$partial" ]; then
         folder=$partial
-        scratch="$scratch $partial"
+        scratch="$scratch$partial
+"
     fi
 }
 
@@ -229,5 +240,5 @@ python)
     $with "$program" "$@" || code=$?
     ;;
 esac
-[ -z "$scratch" ] || rm -rf $scratch
+printf %s "$scratch" | while IFS= read -r folder; do rm -rf "$folder"; done
 exit "$code"

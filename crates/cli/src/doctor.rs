@@ -7,13 +7,13 @@ use std::process::Command;
 use anyhow::Result;
 use comfy_table::{Table, presets};
 use devcomm_locate::{
-    GinGpus, GinRoute, NCCL_VERSION, NcclPart, NcclTree, find_nccl, find_ptxas, gin_support,
-    wheel_of,
+    FoundBy, GinGpus, GinRoute, NCCL_VERSION, NcclPart, NcclTree, PipNccl, cache_dir_if_safe,
+    find_nccl, find_ptxas, gin_support, quoted,
 };
 use serde::Serialize;
 
 use crate::cuda;
-use crate::wheels::{python_with_pip, verify};
+use crate::wheels::{damage, python_with_pip};
 
 /// Show every component with its version, its path and the command that fixes what is missing
 #[derive(Debug, clap::Args)]
@@ -76,8 +76,9 @@ impl Doctor {
     ///
     /// # Errors
     ///
-    /// None: what is missing is part of the report.
+    /// If `DEVCOMM_CACHE` is a relative path. What is missing is part of the report.
     pub fn run(&self, setup: &str) -> Result<u8> {
+        cache_dir_if_safe()?;
         let machine = cuda::driver_info();
         let components = examine(&machine, setup);
         let networks = networks(machine.as_ref().ok().and_then(|machine| machine.gin));
@@ -160,7 +161,7 @@ fn print_networks(networks: &[Network]) {
         println!("  {route:<18} {}", if *possible { "possible" } else { "no" });
         println!("    needs: {needs}\n    here: {here}");
         if *possible && !environment.is_empty() {
-            let pairs = environment.iter().map(|(name, value)| format!("{name}={value}"));
+            let pairs = environment.iter().map(|(name, value)| format!("{name}={}", quoted(value)));
             println!("    use: GinLoopback, or {}", pairs.collect::<Vec<_>>().join(" "));
         }
     }
@@ -239,13 +240,14 @@ fn nccl(
     };
     match find_nccl(None, part, accept) {
         Ok(tree) => {
-            if let Some(damage) = damage(path(&tree)) {
+            let path = path(&tree);
+            if let Some(damage) = path.as_deref().and_then(damage) {
                 return Component::missing(name, need, damage, setup);
             }
             let other = tree.version.is_some_and(|version| version != NCCL_VERSION);
             Component {
                 version: tree.version.map(|version| version.to_string()),
-                path: path(&tree),
+                path,
                 note: other.then(|| {
                     format!(
                         "found by {}; devcomm is built and tested with NCCL {NCCL_VERSION}, and \
@@ -253,7 +255,7 @@ fn nccl(
                         tree.found_by
                     )
                 }),
-                fix: other.then(|| setup.to_owned()),
+                fix: other.then(|| replacement(&tree, setup)),
                 ..Component::new(name, need)
             }
         }
@@ -261,15 +263,30 @@ fn nccl(
     }
 }
 
-/// Returns what is wrong with the cached wheel that has this file, by the hashes of all its files.
-pub(crate) fn damage(file: Option<PathBuf>) -> Option<String> {
-    let wheel = wheel_of(&file?)?;
-    verify(&wheel).err().map(|error| format!("{error:#}"))
+/// Returns how the search finds [`NCCL_VERSION`] instead of this tree.
+fn replacement(tree: &NcclTree, setup: &str) -> String {
+    match tree.found_by {
+        FoundBy::DevcommNcclHome | FoundBy::NcclHome => {
+            let variable = tree.found_by;
+            format!(
+                "set {variable} to a folder of NCCL {NCCL_VERSION}, or unset it and run {setup}"
+            )
+        }
+        FoundBy::SitePackages => match tree.library.as_deref().and_then(PipNccl::of_library) {
+            Some(nccl) => nccl.install(NCCL_VERSION).to_string(),
+            None => format!("install NCCL {NCCL_VERSION} in {}", tree.root.display()),
+        },
+        // The newest wheel of the cache is found first.
+        FoundBy::Cache if tree.version > Some(NCCL_VERSION) => {
+            format!("remove {} and run {setup}", tree.root.display())
+        }
+        FoundBy::Explicit | FoundBy::Cache | FoundBy::System => setup.to_owned(),
+    }
 }
 
 fn ptxas(setup: &str) -> Component {
     match find_ptxas() {
-        Ok(path) if let Some(damage) = damage(Some(path.clone())) => {
+        Ok(path) if let Some(damage) = damage(&path) => {
             Component::missing("ptxas", NeededFor::Extra, damage, setup)
         }
         Ok(path) => Component {
@@ -360,12 +377,41 @@ fn first_of(command: &mut Command, pick: impl Fn(&str) -> Option<&str>) -> Optio
 
 #[cfg(test)]
 mod tests {
-    use super::parts;
+    use devcomm_locate::NcclVersion;
+
+    use super::*;
 
     #[test]
     fn rust_versions_compare_as_numbers() {
         assert!(parts("1.97.0-nightly") > parts("1.95"));
         assert!(parts("1.95.0") >= parts("1.95"));
         assert!(parts("1.100.0") > parts("1.95"));
+    }
+
+    #[test]
+    fn the_fix_for_another_version_of_nccl_is_for_the_place_that_the_search_prefers() {
+        let fix = |root: &str, found_by, minor| {
+            let tree = NcclTree {
+                root: root.into(),
+                found_by,
+                library: Some(Path::new(root).join("lib/libnccl.so.2")),
+                bitcode: None,
+                include: None,
+                version: Some(NcclVersion { major: 2, minor, patch: 0 }),
+            };
+            replacement(&tree, "devcomm setup")
+        };
+        let wheel = fix("/env/lib/python3.12/site-packages/nvidia/nccl", FoundBy::SitePackages, 28);
+        assert!(
+            wheel.contains(&format!("pip install nvidia-nccl-cu13=={NCCL_VERSION}")),
+            "{wheel}"
+        );
+        let variable = fix("/nccl", FoundBy::NcclHome, 28);
+        assert!(variable.starts_with("set NCCL_HOME to a folder of NCCL"), "{variable}");
+        let newer = fix("/cache/wheels/nvidia-nccl-cu13-2.99.0/nvidia/nccl", FoundBy::Cache, 99);
+        assert!(newer.starts_with("remove /cache/wheels/"), "{newer}");
+        for (place, minor) in [(FoundBy::Cache, 28), (FoundBy::System, 28), (FoundBy::System, 99)] {
+            assert_eq!(fix("/nccl", place, minor), "devcomm setup");
+        }
     }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::MetadataCommand;
+use devcomm_locate::quoted;
 
 /// Start a project in a new folder: a package of kernels, a program that launches them, and a test
 /// on simulated GPUs
@@ -35,7 +36,7 @@ impl New {
         let checkout = self.crates.as_deref().map(checkout).transpose()?;
         create(&self.folder, self.name.as_deref(), self.fused)?;
         if let Some((patch, own)) = checkout {
-            let install = format!("cargo install --path {own}");
+            let install = install_from(&own);
             self.edit("Cargo.toml", |text| text + &patch)?;
             self.edit("README.md", |text| text.replace(INSTALL, &install))?;
         }
@@ -43,7 +44,7 @@ impl New {
             "{} has a project:\n  cd {}\n  cargo test\n  DEVCOMM_SIMULATE=2 cargo run\nIts \
              README.md says how to build it for GPUs",
             self.folder.display(),
-            self.folder.display()
+            quoted(&self.folder.display().to_string())
         );
         Ok(0)
     }
@@ -58,6 +59,11 @@ impl New {
 
 /// How the template's README installs this command, from the registry.
 const INSTALL: &str = "cargo install devcomm-cli";
+
+/// Returns the command that installs this command from its folder in a checkout.
+fn install_from(folder: &str) -> String {
+    format!("cargo install --path {}", quoted(folder))
+}
 
 /// The template: each file's path and text.
 const TEMPLATE: [(&str, &str); 12] = [
@@ -173,8 +179,8 @@ fn check_name(name: &str) -> Result<()> {
 
 /// Returns whether Rust has this word as a keyword, so that no `use` can name such a library.
 fn is_keyword(word: &str) -> bool {
-    const KEYWORDS: &str = "abstract as async await become box break const continue crate do dyn \
-                            else enum extern false final fn for gen if impl in let loop macro \
+    const KEYWORDS: &str = "Self abstract as async await become box break const continue crate do \
+                            dyn else enum extern false final fn for gen if impl in let loop macro \
                             match mod move mut override priv pub ref return self static struct \
                             super trait true try type typeof unsafe unsized use virtual where \
                             while yield";
@@ -265,8 +271,14 @@ mod tests {
         let crates = Some(PathBuf::from("../.."));
         New { folder: project.clone(), name: None, fused: false, crates }.run().unwrap();
         let readme = fs::read_to_string(project.join("README.md")).unwrap();
-        let command = format!("cargo install --path {}\n", env!("CARGO_MANIFEST_DIR"));
+        let command = install_from(env!("CARGO_MANIFEST_DIR")) + "\n";
         assert!(readme.contains(&command) && !readme.contains(INSTALL), "{readme}");
+    }
+
+    #[test]
+    fn the_command_that_installs_from_a_checkout_is_one_for_the_shell() {
+        assert_eq!(install_from("/src/cli"), "cargo install --path /src/cli");
+        assert_eq!(install_from("/my code/cli"), "cargo install --path '/my code/cli'");
     }
 
     #[test]
@@ -282,7 +294,7 @@ mod tests {
     fn names_that_do_not_compile_are_refused_before_anything_is_written() {
         let folder = tempfile::tempdir().unwrap();
         let project = folder.path().join("project");
-        for name in ["", "3d", "a b", "ü", "match", "devcomm", "cuda-std", "../x"] {
+        for name in ["", "3d", "a b", "ü", "match", "Self", "devcomm", "cuda-std", "../x"] {
             let error = create(&project, Some(name), false).unwrap_err().to_string();
             assert!(error.contains("--name"), "{name}: {error}");
         }

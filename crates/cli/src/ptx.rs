@@ -90,8 +90,12 @@ impl Ptx {
         for violation in &violations {
             eprintln!("violation: {violation}");
         }
-        for (kernel, lines) in artifacts.checks_in_loops()? {
-            eprintln!("note: {kernel}: checks that can fail in a loop: {}", lines.join(", "));
+        for (place, mut kernels) in artifacts.checks_in_loops()? {
+            kernels.retain(|kernel| is_among(&reports, kernel));
+            if !kernels.is_empty() {
+                let kernels = kernels.join(", ");
+                eprintln!("note: {place}: checks that can fail in a loop: {kernels}");
+            }
         }
         if violations.is_empty() {
             eprintln!("checked {} kernels: no violations", reports.len());
@@ -143,6 +147,10 @@ fn select(mut reports: Vec<KernelReport>, name: &str) -> Vec<KernelReport> {
     let is_kernel = reports.iter().any(|report| report.name == name);
     reports.retain(|report| if is_kernel { report.name == name } else { report.file == name });
     reports
+}
+
+fn is_among(reports: &[KernelReport], kernel: &str) -> bool {
+    reports.iter().any(|report| report.name == kernel)
 }
 
 fn module_of<'a>(artifacts: &'a Artifacts, report: &KernelReport) -> Option<&'a ModuleArtifact> {
@@ -303,15 +311,20 @@ fn check_all(artifacts: &Artifacts, reports: &[KernelReport], threads: u32) -> R
         }
     }
     match artifacts.report_on(NEWER_ARCH) {
-        Ok(newer) => {
-            // Whether it can be launched is checked on the architecture that it was built for.
-            let any_threads = 0;
-            let broken = newer.iter().flat_map(|report| check_kernel(report, any_threads));
-            violations.extend(broken.map(|what| format!("for {}: {what}", NEWER_ARCH.name())));
-        }
+        Ok(newer) => violations.extend(check_newer(&newer, reports)),
         Err(error) => violations.push(format!("for {}: {error}", NEWER_ARCH.name())),
     }
     Ok(violations)
+}
+
+/// Returns the violations on the newer architecture of the kernels in `reports`; `newer` may have
+/// others of their files.
+fn check_newer(newer: &[KernelReport], reports: &[KernelReport]) -> Vec<String> {
+    // Whether it can be launched is checked on the architecture that it was built for.
+    let any_threads = 0;
+    let checked = newer.iter().filter(|report| is_among(reports, &report.name));
+    let broken = checked.flat_map(|report| check_kernel(report, any_threads));
+    broken.map(|what| format!("for {}: {what}", NEWER_ARCH.name())).collect()
 }
 
 /// Returns a kernel's violations, which must allow blocks of this size.
@@ -338,148 +351,4 @@ fn check_kernel(report: &KernelReport, threads: u32) -> Vec<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use cuda_builder::{Callee, Resources};
-
-    const MODULE: &str = "\
-//
-.version 8.6
-.target sm_90
-.address_size 64
-
-.visible .entry sum_f32(
-	.param .u64 sum_f32_param_0
-)
-.maxntid 256, 1, 1
-{
-	{ // callseq
-	}
-	ret;
-}
-	// .globl	sum_f16
-.visible .entry sum_f16(
-	.param .u64 sum_f16_param_0
-)
-{
-	ret;
-}
-";
-
-    fn report(registers: u32) -> KernelReport {
-        let resources = Resources { registers, ..Resources::default() };
-        KernelReport {
-            name: "sum_f32".to_owned(),
-            file: "sum".to_owned(),
-            resources: Some(resources),
-            max_threads: Some(resources.max_threads()),
-            own_stack: 0,
-            calls: 0,
-            callees: Vec::new(),
-            call_prototypes: 0,
-        }
-    }
-
-    #[test]
-    fn a_kernel_is_cut_out_of_its_module_whole() {
-        let text = body(MODULE, "sum_f32").unwrap();
-        assert!(text.starts_with(".visible .entry sum_f32(") && text.ends_with("\tret;\n}\n"));
-        assert!(!text.contains("sum_f16"));
-        assert_eq!(body(MODULE, "sum"), None);
-        assert_eq!(head(MODULE), ".version 8.6\n.target sm_90\n.address_size 64\n");
-    }
-
-    #[test]
-    fn a_panic_is_a_trap_in_cores_panicking_functions() {
-        let module = "\
-.visible .entry sum(
-)
-{
-	.loc	1 7 5
-	trap;
-	.loc	2 62 9
-	@%p1 trap;
-	add.u32 	%r1, %r2, %r3;
-	.loc	12 62 9
-	trap;
-	ret;
-}
-.visible .entry copy(
-)
-{
-	ret;
-}
-	.file	1 \"/mine/kernels/src/sum.rs\"
-	.file	2 \"/rust/library/core/src/panicking.rs\"
-	.file	12 \"/mine/src/core.rs\"
-";
-        assert_eq!((panics(module, "sum"), panics(module, "copy")), (1, 0));
-    }
-
-    #[test]
-    fn a_kernel_may_state_its_own_bound_of_threads() {
-        assert_eq!(thread_bound(&body(MODULE, "sum_f32").unwrap()), Some(256));
-        assert_eq!(thread_bound(&body(MODULE, "sum_f16").unwrap()), None);
-    }
-
-    #[test]
-    fn too_many_registers_for_the_block_are_a_violation() {
-        assert_eq!(check_kernel(&report(128), 512), Vec::<String>::new());
-        let violations = check_kernel(&report(136), 512);
-        assert!(violations[0].contains("136 registers allow 384 threads"), "{violations:?}");
-        assert_eq!(check_kernel(&report(136), 256), Vec::<String>::new());
-    }
-
-    fn callee(path: &str, stack: usize) -> Callee {
-        Callee { path: path.to_owned(), stack }
-    }
-
-    #[test]
-    fn calls_stack_and_spills_are_violations_each() {
-        let mut broken = report(32);
-        broken.callees = vec![callee("__assertfail", 0), callee("my::helper::<f32>", 0)];
-        broken.resources = Some(Resources {
-            registers: 32,
-            stack: 16,
-            spill_stores: 4,
-            spill_loads: 8,
-            ..Resources::default()
-        });
-        let violations = check_kernel(&broken, 512).join("; ");
-        for part in [
-            "calls __assertfail",
-            "calls my::helper::<f32>",
-            "16 bytes of stack",
-            "12 bytes of spills",
-        ] {
-            assert!(violations.contains(part), "{violations}");
-        }
-    }
-
-    #[test]
-    fn a_kernel_for_gin_may_call_its_operations_with_their_descriptor() {
-        let put = "nccl_device::gin::calls::put::gin_put::<nccl_device::gin::backend::Proxy>";
-        let mut kernel = report(32);
-        kernel.callees = vec![callee("__assertfail", 0), callee(put, 128)];
-        kernel.resources = Some(Resources { registers: 32, stack: 128, ..Resources::default() });
-        assert_eq!(check_kernel(&kernel, 512), Vec::<String>::new());
-        assert_eq!(
-            (stack(&kernel), calls(&kernel)),
-            ("128, own 0".to_owned(), "__assertfail\ngin_put (stack 128)".to_owned())
-        );
-
-        kernel.own_stack = 16;
-        kernel.callees[1].stack = 256;
-        kernel.callees.push(callee("my::helper", 0));
-        let violations = check_kernel(&kernel, 512).join("; ");
-        for part in ["16 bytes of stack", "has 256 bytes of stack", "calls my::helper"] {
-            assert!(violations.contains(part), "{violations}");
-        }
-    }
-
-    #[test]
-    fn a_kernel_of_unknown_cost_is_not_passed() {
-        let unknown = KernelReport { resources: None, max_threads: None, ..report(32) };
-        assert!(check_kernel(&unknown, 512)[0].contains("without ptxas"));
-    }
-}
+mod tests;

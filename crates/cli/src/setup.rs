@@ -1,7 +1,8 @@
-//! `devcomm setup`: fetches missing components of kernel builds. Idempotent.
+//! `devcomm setup`: fetches missing components of kernel builds, and changes nothing if none is
+//! missing.
 //!
-//! rustup installs `rust-src`, and on demand the toolchain that the shipped kernels were tuned
-//! with.
+//! rustup installs `rust-src`, and on demand the toolchain with which the shipped kernels were
+//! tuned.
 //!
 //! NCCL and ptxas are Python wheels, in a cache that all projects share
 //! (`devcomm_locate::cache_dir`). A wheel is unpacked under a temporary name and renamed when
@@ -12,9 +13,11 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use cuda_builder::{KernelCompiler, TUNED_TOOLCHAIN, kernel_compiler};
-use devcomm_locate::{NCCL_VERSION, NcclPart, NcclTree, NotFound, find_nccl, find_ptxas, wheel_of};
+use devcomm_locate::{
+    NCCL_VERSION, NcclPart, NcclTree, NotFound, cache_dir_if_safe, find_nccl, find_ptxas,
+};
 
-use crate::wheels::{Wheel, fetch, verify};
+use crate::wheels::{Wheel, damage, fetch};
 
 /// NCCL's wheel, of [`NCCL_VERSION`].
 const NCCL: Wheel = Wheel {
@@ -49,7 +52,7 @@ pub enum Optional {
 /// Fetch what kernel builds need: rust-src by rustup, NCCL and ptxas by pip into a cache that all
 /// projects share
 #[derive(Debug, clap::Args)]
-// xtask adds an option to it.
+// It has no group, as xtask flattens it into a command with one more option.
 #[group(skip)]
 pub struct Setup {
     /// Print nothing if nothing is missing
@@ -62,7 +65,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Fetches what is missing; all components are required.
+    /// Fetches what is missing; all components are required. Says what to do next.
     ///
     /// # Errors
     ///
@@ -78,7 +81,21 @@ impl Setup {
                 "--no-self-update",
             ])?;
         }
-        setup(self.quiet, Optional::Nothing).map(|()| 0)
+        setup(self.quiet, Optional::Nothing)?;
+        if !self.quiet {
+            println!("next: {}", next_step());
+        }
+        Ok(0)
+    }
+}
+
+/// Returns what to do after setup: run an example, or, by the installed command, which has none,
+/// start or inspect a project.
+fn next_step() -> &'static str {
+    let program = std::env::current_exe().unwrap_or_default();
+    match program.file_stem().is_some_and(|name| name == "xtask") {
+        true => "cargo xtask run lsa_allreduce",
+        false => "devcomm new my-kernels, or in a project: devcomm ptx --all",
     }
 }
 
@@ -86,30 +103,22 @@ impl Setup {
 ///
 /// # Errors
 ///
-/// If a component cannot be fetched; the error says what that needs, the network or a program.
+/// If a component cannot be fetched; the error says what that needs, the network or a program. If
+/// `DEVCOMM_CACHE` is a relative path.
 pub fn setup(quiet: bool, optional: Optional) -> Result<()> {
     let report = |name: &str, what: &str| {
         if !quiet {
             println!("{name:<9} {what}");
         }
     };
+    cache_dir_if_safe()?;
     let KernelCompiler { version, llvm_version, rustc, .. } = compiler_with_source()?;
     report("rustc", &format!("{version}, LLVM {llvm_version} ({})", rustc.display()));
 
-    // With `quiet` builds call this again and again: hashes take a second.
-    let tree = match find_pinned_nccl() {
-        Ok(tree) if quiet || is_whole(&tree.root) => tree,
-        _ => {
-            fetch(NCCL.package, NCCL.version, &[NCCL], || {
-                find_pinned_nccl().is_ok_and(|tree| is_whole(&tree.root))
-            })?;
-            find_pinned_nccl()?
-        }
-    };
+    let tree = find_or_fetch(NCCL, quiet, find_pinned_nccl, |tree| &tree.root)?;
     report("NCCL", &format!("{NCCL_VERSION} in {} ({})", tree.root.display(), tree.found_by));
 
-    let ptxas = find_ptxas().ok().filter(|path| quiet || is_whole(path));
-    match ptxas.map_or_else(fetch_ptxas, Ok) {
+    match find_or_fetch(PTXAS, quiet, find_ptxas, PathBuf::as_path) {
         Ok(path) => report("ptxas", &path.display().to_string()),
         Err(error) if optional == Optional::Ptxas => {
             eprintln!("warning: continuing without ptxas (no register counts, cubins): {error:#}");
@@ -131,19 +140,26 @@ pub fn find_pinned_nccl() -> Result<NcclTree, NotFound> {
     })
 }
 
-fn fetch_ptxas() -> Result<PathBuf> {
-    fetch(PTXAS.package, PTXAS.version, &[PTXAS], || {
-        find_ptxas().is_ok_and(|path| is_whole(&path))
+/// Returns what `find` finds, of which `path` is in the wheel. Fetches the wheel first if `find`
+/// finds nothing, or if what it finds is damaged in the cache.
+pub(crate) fn find_or_fetch<T, E: Into<anyhow::Error>>(
+    wheel: Wheel,
+    quiet: bool,
+    find: impl Fn() -> Result<T, E>,
+    path: impl Fn(&T) -> &Path,
+) -> Result<T> {
+    if let Ok(found) = find() {
+        // Builds call this again and again, with `quiet`. So it checks no hashes then: that takes a
+        // second.
+        match if quiet { None } else { damage(path(&found)) } {
+            Some(damage) => eprintln!("fetching again what was damaged: {damage}"),
+            None => return Ok(found),
+        }
+    }
+    fetch(wheel.package, wheel.version, &[wheel], || {
+        find().is_ok_and(|found| damage(path(&found)).is_none())
     })?;
-    Ok(find_ptxas()?)
-}
-
-/// Returns whether the cached wheel that has this file is undamaged; true for a file that is in
-/// none.
-pub(crate) fn is_whole(file: &Path) -> bool {
-    let Some(Err(damage)) = wheel_of(file).map(|wheel| verify(&wheel)) else { return true };
-    eprintln!("fetching again what was damaged: {damage:#}");
-    false
+    find().map_err(Into::into)
 }
 
 /// Returns the compiler of kernels; adds `rust-src` to its toolchain if that has none.

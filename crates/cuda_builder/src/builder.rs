@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use devcomm_locate::{NCCL_VERSION, NcclPart, find_nccl};
 
 use crate::arch::NvvmArch;
-use crate::artifact::{self, Artifacts, ModuleArtifact, NcclCode};
+use crate::artifact::{self, Artifacts, ModuleArtifact, NcclCode, Sidecar};
 use crate::cache::{Cache, Entry, copy_if_changed, write_if_changed};
 use crate::compile::{Compile, Panics};
 use crate::error::Error;
@@ -117,9 +117,9 @@ impl CudaBuilder {
         self
     }
 
-    /// Sets whether the build warns of every kernel that spills registers, uses the stack, has
-    /// too many registers for its blocks, or whose `wgmma` instructions `ptxas` serialises.
-    /// Default: only of those that set `max_threads`. Without `ptxas` there are no such warnings.
+    /// Sets whether the build warns of every kernel that spills registers or uses the stack, or
+    /// whose `wgmma` instructions `ptxas` serialises. Default: only of those that set
+    /// `max_threads`. Without `ptxas` there are no such warnings.
     pub fn check_all(mut self, all: bool) -> Self {
         self.check_all = all;
         self
@@ -132,7 +132,8 @@ impl CudaBuilder {
     }
 
     /// Writes into this folder without output for cargo: for use outside a build script, where a
-    /// missing component is an error.
+    /// missing component is an error. Modules that an earlier build has left there, and that this
+    /// one does not make, are removed.
     pub fn out_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.out_dir = Some(folder.into());
         self
@@ -425,15 +426,51 @@ fn without_kernels(folder: PathBuf, reason: String) -> Result<Artifacts, Error> 
     Ok(Artifacts { folder, index, modules: Vec::new(), missing: Some(reason) })
 }
 
-/// Removes modules of kernel files that no longer exist.
+/// Removes the files of modules that are not current, such as those of kernel files that no longer
+/// exist. A sidecar tells that the files with its name are a module's.
 fn remove_stale(folder: &Path, current: &[PathBuf]) -> Result<(), Error> {
     let entries = fs::read_dir(folder).map_err(Error::io("read", folder))?;
-    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
-        let extension = path.extension().unwrap_or_default();
-        let ours = ["ptx", "json", "cubin", "z"].iter().any(|ours| extension == *ours);
-        if ours && !current.contains(&path) {
-            fs::remove_file(&path).map_err(Error::io("remove", &path))?;
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let is_sidecar = |path: &PathBuf| {
+        let text = || fs::read(path).unwrap_or_default();
+        path.extension() == Some("json".as_ref())
+            && serde_json::from_slice::<Sidecar>(&text()).is_ok()
+    };
+    for sidecar in paths.filter(is_sidecar).collect::<Vec<_>>() {
+        // The sidecar is the last, so that a build that ends early leaves it to the next.
+        for extension in ["ptx", "ptx.z", "cubin", "cubin.z", "json"] {
+            let path = sidecar.with_extension(extension);
+            if path.exists() && !current.contains(&path) {
+                fs::remove_file(&path).map_err(Error::io("remove", &path))?;
+            }
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_removes_stale_modules_and_no_files_of_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let sidecar =
+            r#"{"arch":"sm_90","ptx_isa":"8.6","rustc":"","llvm":"","nccl":null,"kernels":[]}"#;
+        for module in ["old", "sum"] {
+            fs::write(path(module).with_extension("json"), sidecar).unwrap();
+        }
+        for name in ["settings.json", "x.z", "other.ptx", "sum.ptx"] {
+            fs::write(path(name), "{}").unwrap();
+        }
+        for name in ["old.ptx", "old.ptx.z", "old.cubin", "old.cubin.z", "sum.cubin"] {
+            fs::write(path(name), "").unwrap();
+        }
+        remove_stale(folder.path(), &[path("sum.json"), path("sum.ptx")]).unwrap();
+        let entries = fs::read_dir(folder.path()).unwrap();
+        let mut left: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["other.ptx", "settings.json", "sum.json", "sum.ptx", "x.z"]);
+    }
 }

@@ -7,7 +7,7 @@ use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use cargo_metadata::camino::Utf8PathBuf;
+use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 use cargo_metadata::{Artifact, CrateType, Message};
 
 use crate::arch::NvvmArch;
@@ -99,7 +99,7 @@ impl Compile<'_> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             text => text.map_err(Error::io("read", &list))?,
         };
-        // There is no file for a package from a registry. A backslash precedes a space in a path.
+        // It lists no file of a package from a registry. A backslash precedes a space in a path.
         let files = text.trim_end().split_once(": ").map_or("", |(_, files)| files);
         let files = files.replace("\\ ", "\0");
         let files = files.split(' ').filter(|file| !file.is_empty()).map(|file| {
@@ -154,10 +154,9 @@ impl Compile<'_> {
     fn library(&self, artifact: &Artifact) -> Result<Option<Library>, Error> {
         let is_rlib = |kind: &CrateType| matches!(kind, CrateType::Lib | CrateType::RLib);
         let file = |extension: &str| {
-            let is_for_gpu = |name: &&Utf8PathBuf| {
-                name.as_str().contains(TARGET) && name.extension() == Some(extension)
-            };
-            artifact.filenames.iter().find(is_for_gpu).map(|name| name.as_std_path())
+            let is_it =
+                |name: &&Utf8PathBuf| is_for_gpu(name) && name.extension() == Some(extension);
+            artifact.filenames.iter().find(is_it).map(|name| name.as_std_path())
         };
         let Some(library) =
             file("rlib").filter(|_| artifact.target.crate_types.iter().any(is_rlib))
@@ -260,6 +259,12 @@ fn message_format() -> &'static str {
     }
 }
 
+/// Returns whether cargo has compiled a file for the GPU, and not for a macro or a build script: by
+/// its folder.
+fn is_for_gpu(file: &Utf8Path) -> bool {
+    file.ancestors().any(|folder| folder.ends_with(format!("{TARGET}/release")))
+}
+
 /// Returns the bitcode, which rustc writes next to the metadata as the crate's name without `lib`.
 fn bitcode_of(artifact: &Path) -> Option<PathBuf> {
     let stem = artifact.file_stem()?.to_str()?.strip_prefix("lib")?;
@@ -291,7 +296,7 @@ fn is_build_setting(name: &OsStr) -> bool {
 mod tests {
     use std::process::Command;
 
-    use super::is_build_setting;
+    use super::{is_build_setting, is_for_gpu};
     use crate::toolchain::Toolchain;
 
     /// Returns the output of a program of this toolchain; it must succeed.
@@ -323,6 +328,15 @@ mod tests {
         let arguments = ["--crate-type=lib", &metadata, flag, source.to_str().unwrap()];
         let messages = output(&toolchain.rustc, &arguments);
         assert_eq!(messages, "", "{} warns of {flag}", toolchain.version);
+    }
+
+    #[test]
+    fn the_folder_of_a_workspace_may_have_the_gpus_name() {
+        let file = |path: &str| is_for_gpu(format!("/{path}/deps/libsyn-1.rlib").as_str().into());
+        for target in ["me/target", "nvptx64-nvidia-cuda-demo/target", "nvptx64-nvidia-cuda/t"] {
+            assert!(file(&format!("{target}/nvptx64-nvidia-cuda/release")), "{target}");
+            assert!(!file(&format!("{target}/release")), "{target}");
+        }
     }
 
     #[test]

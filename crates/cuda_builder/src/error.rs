@@ -117,6 +117,9 @@ pub enum Error {
     /// Kernels call NCCL, and its device bitcode was not found.
     #[error(transparent)]
     NoNccl(#[from] devcomm_locate::NotFound),
+    /// `DEVCOMM_CACHE` cannot be the cache.
+    #[error(transparent)]
+    NoCache(#[from] devcomm_locate::NoCache),
     /// The kernel package does not compile.
     #[error(
         "the kernel package `{package}` does not compile for the GPU; the compiler's messages are \

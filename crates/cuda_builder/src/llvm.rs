@@ -5,9 +5,11 @@
 //! This module has all of the crate's unsafe code. It is sound because:
 //!
 //! * a [`Context`] outlives its [`Module`]s, and a module the [`Value`]s in it (lifetimes);
-//! * nothing in a module is deleted under a shared borrow: an unwanted global is
-//!   [retired](value::Global::retire) and removed by a later pass. Operations that delete values
-//!   (linking, passes) take the module by `&mut` or by value, so no `Value` outlives them;
+//! * linking and passes, which delete values, take the module by `&mut` or by value, so that no
+//!   `Value` outlives them. Under a shared borrow an unwanted global is only
+//!   [retired](value::Global::retire), for a later pass to remove. Two methods of an instruction
+//!   delete it, [`remove`](Instruction::remove) and [`split_copy`](Instruction::split_copy); their
+//!   callers keep no other copy of its handle;
 //! * a method that LLVM defines for one kind of value only is a method of that kind's type;
 //! * handles are raw pointers, so no type is `Send`.
 
@@ -231,7 +233,8 @@ impl<'l> Context<'l> {
         Ok(buffer)
     }
 
-    /// Returns a function attribute by name.
+    /// Returns the attribute of this name, without a value: with the value 0, which for `captures`
+    /// means none.
     pub(crate) fn attribute(&self, name: &str) -> Result<Attribute<'_>> {
         let kind = self.attribute_kind(name)?;
         // SAFETY: the kind is LLVM's.
@@ -277,7 +280,7 @@ impl<'l> Context<'l> {
     }
 }
 
-/// An attribute without a value (or with value 0, which for `captures` means none).
+/// An attribute of a function, a parameter or an argument.
 #[derive(Clone, Copy)]
 pub(crate) struct Attribute<'c> {
     raw: Ref,
@@ -294,6 +297,7 @@ pub(crate) enum AttributePlace {
 }
 
 impl AttributePlace {
+    /// Returns LLVM's index. The result of a function has index 0.
     fn index(self) -> u32 {
         match self {
             Self::Function => u32::MAX,
@@ -313,7 +317,7 @@ fn c_path(path: &Path) -> Result<CString> {
 
 #[cfg(test)]
 mod tests {
-    use super::UNROLL;
+    use super::{Context, Llvm, Module, UNROLL};
     use crate::link::BACK_ENDS;
     use crate::toolchain::Toolchain;
 
@@ -327,5 +331,24 @@ mod tests {
             let found = library.windows(name.len()).any(|window| window == name);
             assert!(found, "LLVM {} has no option {option}", toolchain.llvm_version);
         }
+    }
+
+    #[test]
+    fn an_array_of_bytes_without_a_value_has_no_bytes() {
+        let toolchain = Toolchain::find(None, None).unwrap();
+        let llvm = Llvm::load(&toolchain.libllvm, &toolchain.llvm_version, &[]).unwrap();
+        let (context, f) = (Context::new(&llvm), &llvm.f);
+        // SAFETY: the texts are NUL-terminated, and the handles are of one context, which this
+        // test has made.
+        let raw = unsafe {
+            let raw = (f.LLVMModuleCreateWithNameInContext)(c"test".as_ptr(), context.raw);
+            let ty = (f.LLVMArrayType2)((f.LLVMInt8TypeInContext)(context.raw), 4);
+            let variable = (f.LLVMAddGlobalInAddressSpace)(raw, ty, c"bytes".as_ptr(), 0);
+            (f.LLVMSetInitializer)(variable, (f.LLVMGetUndef)(ty));
+            raw
+        };
+        let module = Module::new(&context, raw);
+        let values = module.globals().into_iter().map(|global| global.initializer().unwrap());
+        assert_eq!(values.map(|value| value.as_bytes()).collect::<Vec<_>>(), [None]);
     }
 }

@@ -1,9 +1,10 @@
 //! Reads the metadata that `#[kernel]` emits into the bitcode.
 //!
 //! The attribute emits one static per kernel in the section `.devcomm.kernel`, whose bytes are
-//! JSON: `{"name":"saxpy_f32","file":"saxpy","params":[{"name":"x","type":"*const
-//! f32"}],"arch":"sm_90a","max_threads":256,"min_blocks":1,"cluster":2}`, the last four optional.
-//! Nothing refers to these statics, so linking drops them.
+//! JSON: `{"name":"saxpy_f32","package":"my-kernels","file":"saxpy","arch":"sm_90a",
+//! "max_threads":256,"min_blocks":1,"cluster":2,"params":[{"name":"x","type":"*const f32"}]}`,
+//! where `arch`, `max_threads`, `min_blocks` and `cluster` are optional. Nothing refers to these
+//! statics, so linking drops them.
 
 use std::collections::BTreeMap;
 

@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use devcomm_locate::cache_dir;
+use devcomm_locate::cache_dir_if_safe;
 
 use crate::artifact;
 use crate::cache::{Cache, Entry};
@@ -33,7 +33,7 @@ pub(crate) fn sysroot(compile: &Compile<'_>) -> Result<Sysroot, Error> {
     let key = key(compile);
     // Files are compared by size only, as they have 50 MB.
     let at = |folder| Cache { folder, hashes: false };
-    let shared = cache_dir().ok().map(|cache| at(cache.join("core")));
+    let shared = cache_dir_if_safe()?.map(|cache| at(cache.join("core")));
     // If the shared cache cannot be written, the sysroot is in the target folder.
     let cache = shared
         .filter(|shared| shared.find::<Vec<String>>(&key).is_some() || shared.is_writable())

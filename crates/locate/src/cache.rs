@@ -9,17 +9,31 @@ use std::path::{Path, PathBuf};
 use crate::env::Env;
 
 /// Returns the folder that `devcomm setup` fills and all projects share: `$DEVCOMM_CACHE`, else
-/// `$XDG_CACHE_HOME/devcomm`, else `$HOME/.cache/devcomm`. It need not exist. For a user without
-/// any of these, such as a service account, it is `devcomm-UID` in the system's temporary folder,
-/// which this function creates with access for this user only.
+/// `$XDG_CACHE_HOME/devcomm`, else `$HOME/.cache/devcomm`. It is absolute, and need not exist. For
+/// a user without any of these, such as a service account, it is `devcomm-UID` in the system's
+/// temporary folder, which this function creates with access for this user only.
 ///
 /// # Errors
 ///
-/// [`NoCache`] if another user owns that folder, or has access to it.
+/// [`NoCache`] if `DEVCOMM_CACHE` is a relative path, or another user owns the folder in the
+/// temporary one, or has access to it.
 pub fn cache_dir() -> Result<PathBuf, NoCache> {
-    let folder = Folder::of(|name| std::env::var_os(name));
+    let folder = Folder::of(|name| std::env::var_os(name))?;
     folder.make().and_then(|()| folder.check())?;
     Ok(folder.path)
+}
+
+/// Does the same as [`cache_dir`], for callers that can do without a cache: `None` if others could
+/// write to it.
+///
+/// # Errors
+///
+/// [`NoCache::Relative`].
+pub fn cache_dir_if_safe() -> Result<Option<PathBuf>, NoCache> {
+    match cache_dir() {
+        Err(error @ NoCache::Relative { .. }) => Err(error),
+        found => Ok(found.ok()),
+    }
 }
 
 /// Returns the folder in [`cache_dir`] of an unpacked Python wheel, e.g. `nvidia-nccl-cu13` and
@@ -35,14 +49,30 @@ pub fn wheel_dir(package: &str, version: &str) -> Result<PathBuf, NoCache> {
 
 /// The error that a folder cannot be the cache.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{} cannot be the cache of this user, who has no HOME: {why}; set DEVCOMM_CACHE to another \
-     folder",
-    path.display()
-)]
-pub struct NoCache {
-    path: PathBuf,
-    why: String,
+#[non_exhaustive]
+pub enum NoCache {
+    /// A relative path in `DEVCOMM_CACHE`.
+    #[error(
+        "DEVCOMM_CACHE={} is a relative path, so it names another folder in each working \
+         directory; set it to an absolute path",
+        path.display()
+    )]
+    Relative {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A folder to which others may write, for a user without a home.
+    #[error(
+        "{} cannot be the cache of this user, who has no HOME: {why}; set DEVCOMM_CACHE to another \
+         folder",
+        path.display()
+    )]
+    Unsafe {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
 }
 
 /// The cache's folder.
@@ -53,19 +83,25 @@ struct Folder {
 }
 
 impl Folder {
-    fn of(var: impl Fn(&str) -> Option<OsString>) -> Self {
+    fn of(var: impl Fn(&str) -> Option<OsString>) -> Result<Self, NoCache> {
         let set = |name| var(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let own = set("DEVCOMM_CACHE")
-            .or_else(|| Some(set("XDG_CACHE_HOME")?.join("devcomm")))
-            .or_else(|| Some(set("HOME")?.join(".cache/devcomm")));
-        match own {
+        let own = set("DEVCOMM_CACHE");
+        if let Some(path) = own.as_ref().filter(|path| path.is_relative()) {
+            return Err(NoCache::Relative { path: path.clone() });
+        }
+        // XDG's specification says that relative paths are to be ignored.
+        let absolute = |name| set(name).filter(|path| path.is_absolute());
+        let own = own
+            .or_else(|| Some(absolute("XDG_CACHE_HOME")?.join("devcomm")))
+            .or_else(|| Some(absolute("HOME")?.join(".cache/devcomm")));
+        Ok(match own {
             Some(path) => Self { path, is_shared: false },
             None => {
-                let temporary = set("TMPDIR").unwrap_or_else(|| "/tmp".into());
+                let temporary = absolute("TMPDIR").unwrap_or_else(|| "/tmp".into());
                 let user = rustix::process::geteuid().as_raw();
                 Self { path: temporary.join(format!("devcomm-{user}")), is_shared: true }
             }
-        }
+        })
     }
 
     /// Creates a folder that is in a shared one, for this user only, unless it exists.
@@ -103,7 +139,7 @@ impl Folder {
     }
 
     fn refused(&self, why: impl ToString) -> NoCache {
-        NoCache { path: self.path.clone(), why: why.to_string() }
+        NoCache::Unsafe { path: self.path.clone(), why: why.to_string() }
     }
 }
 
@@ -118,7 +154,7 @@ fn wheels(cache: &Path) -> PathBuf {
 ///
 /// The errors are those of [`cache_dir`].
 pub(crate) fn cached_wheels(env: &Env, prefix: &str) -> Result<(PathBuf, Vec<PathBuf>), NoCache> {
-    let cache = Folder::of(&env.var);
+    let cache = Folder::of(&env.var)?;
     let folder = wheels(&cache.path);
     if !cache.path.exists() {
         return Ok((folder, Vec::new()));
@@ -149,14 +185,14 @@ fn version_key(name: &str) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    fn folder(vars: &[(&str, &str)]) -> Folder {
+    fn folder(vars: &[(&str, &str)]) -> Result<Folder, NoCache> {
         Folder::of(|name| {
             vars.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value))
         })
     }
 
     fn path(vars: &[(&str, &str)]) -> PathBuf {
-        folder(vars).path
+        folder(vars).unwrap().path
     }
 
     #[test]
@@ -169,25 +205,43 @@ mod tests {
     }
 
     #[test]
+    fn a_relative_path_is_an_error_in_devcomms_variable_and_ignored_in_others() {
+        let relative = [("DEVCOMM_CACHE", ".cache"), ("HOME", "/c")];
+        let error = folder(&relative).err().unwrap().to_string();
+        assert!(error.starts_with("DEVCOMM_CACHE=.cache is a relative path"), "{error}");
+        let var = |name: &str| (name == "DEVCOMM_CACHE").then(|| ".cache".into());
+        let env = Env { var: Box::new(var), ..Env::empty() };
+        assert_eq!(cached_wheels(&env, "nvidia").unwrap_err().to_string(), error);
+        assert_eq!(
+            path(&[("XDG_CACHE_HOME", "b"), ("HOME", "/c")]),
+            Path::new("/c/.cache/devcomm")
+        );
+        assert!(path(&[("HOME", "c"), ("TMPDIR", "d")]).starts_with("/tmp"));
+    }
+
+    #[test]
     fn without_a_home_the_cache_is_a_folder_for_this_user_only() {
         use std::os::unix::fs::{PermissionsExt, symlink};
         let temporary = tempfile::tempdir().unwrap();
-        let cache = folder(&[("TMPDIR", temporary.path().to_str().unwrap())]);
-        let why = |cache: &Folder| cache.make().and_then(|()| cache.check()).unwrap_err().why;
+        let cache = folder(&[("TMPDIR", temporary.path().to_str().unwrap())]).unwrap();
+        let refused = |cache: &Folder, why: &str| {
+            let error = cache.make().and_then(|()| cache.check()).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        };
         cache.make().and_then(|()| cache.check()).unwrap();
         cache.make().and_then(|()| cache.check()).unwrap();
         let mode = |mode| std::fs::Permissions::from_mode(mode);
         assert_eq!(std::fs::metadata(&cache.path).unwrap().mode() & 0o777, 0o700);
         std::fs::set_permissions(&cache.path, mode(0o770)).unwrap();
-        assert_eq!(why(&cache), "others may use it (mode 770)");
+        refused(&cache, "others may use it (mode 770)");
         std::fs::remove_dir(&cache.path).unwrap();
         // Another user may create the path first.
         let other = tempfile::tempdir().unwrap();
         symlink(other.path(), &cache.path).unwrap();
-        assert_eq!(why(&cache), "it is not a folder");
+        refused(&cache, "it is not a folder");
         let foreign = Folder { path: "/proc/1".into(), is_shared: true };
         if std::fs::metadata("/proc/1").unwrap().uid() != rustix::process::geteuid().as_raw() {
-            assert!(foreign.check().unwrap_err().why.contains("this process of user"));
+            refused(&foreign, "this process of user");
         }
     }
 
@@ -198,7 +252,7 @@ mod tests {
         let path = temporary.path().to_owned();
         let var = move |name: &str| (name == "TMPDIR").then(|| path.clone().into());
         let env = Env { var: Box::new(var), ..Env::empty() };
-        let cache = Folder::of(&env.var);
+        let cache = Folder::of(&env.var).unwrap();
         assert_eq!(cached_wheels(&env, "nvidia").unwrap().1, [] as [PathBuf; 0]);
         assert!(!cache.path.exists());
         cache.make().unwrap();

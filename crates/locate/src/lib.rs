@@ -53,13 +53,13 @@ mod ptxas;
 mod version;
 mod wheel;
 
-pub use cache::{NoCache, cache_dir, wheel_dir};
+pub use cache::{NoCache, cache_dir, cache_dir_if_safe, wheel_dir};
 pub use env::run_by_python;
 pub use error::{Attempt, NotFound};
 pub use gin::{GinGpus, GinRoute, GinSupport, RdmaDevice, gin_support};
 pub use loopback::{find_gin_loopback, gin_loopback_environment};
 pub use nccl::{FoundBy, NcclPart, NcclTree, find_nccl};
-pub use pip::{PipInstall, PipNccl};
+pub use pip::{PipInstall, PipNccl, quoted};
 pub use ptxas::{PTXAS_MIN, find_ptxas, find_ptxas_since};
 pub use version::{NCCL_VERSION, NcclVersion};
 pub use wheel::{WheelFile, check_wheel, wheel_files, wheel_of};

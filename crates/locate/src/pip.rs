@@ -95,7 +95,8 @@ fn package_in(site_packages: &Path) -> Option<String> {
 }
 
 /// Returns a word for a shell, quoted if necessary.
-fn quoted(word: &str) -> String {
+#[must_use]
+pub fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "/._-+".contains(c);
     if word.chars().all(plain) {
         word.to_owned()

@@ -14,7 +14,7 @@ pub const PTXAS_MIN: (u32, u32) = (12, 8);
 /// The path of `ptxas` in a Python wheel: of CUDA 13, then of CUDA 12.
 const IN_WHEEL: [&str; 2] = ["nvidia/cu13/bin/ptxas", "nvidia/cuda_nvcc/bin/ptxas"];
 
-/// The step of the search for which a wheel has its RECORD at a known place.
+/// The step of the search whose candidates are in wheels with a RECORD, by which they are checked.
 const CACHE: &str = "devcomm's cache";
 
 const ADVICE: &str = "run `devcomm setup` (in a checkout of devcomm: `cargo xtask setup`), which \
@@ -52,7 +52,7 @@ fn find_ptxas_in(env: &Env, oldest: (u32, u32)) -> Result<PathBuf, NotFound> {
             tried.push(Attempt { place: place.to_owned(), reason });
         }
         for path in candidates {
-            // Both paths `IN_WHEEL` have four components.
+            // Both paths of `IN_WHEEL` have four components, so the wheel is the fourth ancestor.
             let complete = match (place, path.ancestors().nth(4)) {
                 (CACHE, Some(wheel)) => check_wheel(wheel),
                 _ => Ok(()),

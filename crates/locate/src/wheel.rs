@@ -32,7 +32,7 @@ pub fn wheel_files(wheel: &Path) -> Result<Vec<WheelFile>, String> {
         let record = folder.join("RECORD");
         let text = std::fs::read_to_string(&record);
         let text = text.map_err(|error| format!("{}: {error}", record.display()))?;
-        // Path, hash and size; a path may have commas.
+        // A line has a path, in which commas may be, a hash and a size.
         files.extend(text.lines().filter_map(|line| {
             let mut fields = line.rsplitn(3, ',');
             let size = fields.next()?.trim().parse().ok()?;

@@ -63,6 +63,20 @@ fn a_packed_program_runs_by_itself_or_under_a_tool() {
     // The tool gets the program's path and arguments.
     let shown = run(&["--with", "printf %s|", "sums", "-b", "two words"]);
     assert!(shown.ends_with("/examples/sums|-b|two words|"), "{shown}");
+    // Without a cache it runs from a temporary folder, and removes that one only.
+    let [temporary, other] = ["my tmp", "my"].map(|name| folder.path().join(name));
+    [&temporary, &other].into_iter().for_each(|folder| fs::create_dir(folder).unwrap());
+    let mut command = Command::new("sh");
+    command.arg(&script).arg("list").env("DEVCOMM_CACHE", &script).env("TMPDIR", &temporary);
+    let output = command.output().unwrap();
+    assert!(output.status.success() && output.stdout.starts_with(b"sums\n"), "{output:?}");
+    assert!(other.exists());
+    let relative = command.env("DEVCOMM_CACHE", "cache").output().unwrap();
+    assert!(!relative.status.success());
+    assert!(
+        String::from_utf8_lossy(&relative.stderr).contains("DEVCOMM_CACHE=cache is a relative")
+    );
+    assert_eq!(fs::read_dir(&temporary).unwrap().count(), 0);
 }
 
 #[test]

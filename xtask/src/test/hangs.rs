@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Follows the output of a test harness.
 pub struct HangDetector {
     limit: Duration,
-    /// Deadline of the running test; `None` while none runs.
+    /// Deadline of the running test; `None` while none runs, or for a limit beyond the clock's end.
     deadline: Option<Instant>,
     /// The tests that the harness has named at the start of a line.
     named: Vec<String>,
@@ -17,7 +17,7 @@ pub struct HangDetector {
 impl HangDetector {
     /// Returns a detector with a limit per test; `running` tells whether tests run from the start.
     pub fn new(limit: Duration, running: bool) -> Self {
-        let deadline = running.then(|| Instant::now() + limit);
+        let deadline = running.then(|| Instant::now().checked_add(limit)).flatten();
         Self { limit, deadline, named: Vec::new(), long: BTreeSet::new() }
     }
 
@@ -47,7 +47,7 @@ impl HangDetector {
     }
 
     fn restart(&mut self) {
-        self.deadline = Some(Instant::now() + self.limit);
+        self.deadline = Instant::now().checked_add(self.limit);
     }
 
     /// Returns the tests that may hang. `tests` are the program's in start order, `at_once` of
@@ -89,6 +89,13 @@ mod tests {
         assert_eq!(watch.deadline(), Some(before));
         watch.read("test a ... ok");
         assert!(watch.deadline().unwrap() > before);
+    }
+
+    #[test]
+    fn a_time_longer_than_any_clock_is_no_limit() {
+        let mut watch = HangDetector::new(Duration::MAX, true);
+        watch.read("running 1 test");
+        assert_eq!(watch.deadline(), None);
     }
 
     #[test]

@@ -197,8 +197,8 @@ fn build(package: &str, functions: &[Function]) -> Result<Result<Artifacts, Erro
     Ok(builder.out_dir(folder.join("out")).build())
 }
 
-/// Checks that linking refuses a declaration with other types than NCCL's, so a linked kernel has
-/// the right ones.
+/// Checks that a kernel for each function links, with NCCL's code inlined. Linking refuses a
+/// declaration with other types than NCCL's, so those of the linked kernels are the right ones.
 pub fn every_function_inlines(_nccl: &Nccl) -> Result<(), Failed> {
     let functions = parse(&Files::checked_in(&root())?.list)?;
     let (others, inlined): (Vec<Function>, Vec<Function>) =

@@ -135,6 +135,7 @@ functions! {
     LLVMGetTypeContext(Ref) -> Ref;
     LLVMIsAConstantInt(Ref) -> Ref;
     LLVMIsUndef(Ref) -> Bool;
+    LLVMIsAConstantDataSequential(Ref) -> Ref;
     LLVMIsConstantString(Ref) -> Bool;
     LLVMGetAsString(Ref, *mut usize) -> *const c_char;
     LLVMConstIntGetSExtValue(Ref) -> i64;

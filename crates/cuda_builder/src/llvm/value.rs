@@ -116,10 +116,12 @@ impl<'m> Value<'m> {
     /// uses for every static.
     pub(crate) fn as_bytes(self) -> Option<Vec<u8>> {
         let mut length = 0;
-        // SAFETY: `LLVMIsConstantString` takes any value and says whether `LLVMGetAsString` may be
-        // called; its text is copied.
+        // SAFETY: both functions take a constant with data, as checked; the second one if it is an
+        // array of bytes, which the first one tells. The text is copied.
         let own = unsafe {
-            ((self.f.LLVMIsConstantString)(self.raw) != 0).then(|| {
+            let is_text = self.is_a(self.f.LLVMIsAConstantDataSequential)
+                && (self.f.LLVMIsConstantString)(self.raw) != 0;
+            is_text.then(|| {
                 let start = (self.f.LLVMGetAsString)(self.raw, &mut length);
                 bytes(start.cast(), length).to_vec()
             })
@@ -178,7 +180,8 @@ pub(super) unsafe fn bytes<'a>(start: *const u8, length: usize) -> &'a [u8] {
 pub(crate) struct Linkage(pub(super) i32);
 
 impl Linkage {
-    /// `linkonce`: a definition that is linked only if used.
+    /// `linkonce_odr`: a definition that is linked only if used. All copies are equal, so LLVM may
+    /// inline it.
     pub(crate) const LINK_ONCE: Self = Self(3);
     pub(crate) const APPENDING: Self = Self(7);
     pub(crate) const INTERNAL: Self = Self(8);
@@ -420,14 +423,14 @@ impl<'m> Instruction<'m> {
     }
 
     /// Replaces `memcpy(to, from, ..)` of `words` 8-byte integers followed by a pointer by loads
-    /// and stores of each.
+    /// and stores of each. The caller does not use the instruction again.
     pub(crate) fn split_copy(self, words: u64) {
         const UNNAMED: *const std::ffi::c_char = c"".as_ptr();
         let (operands, f) = (self.operands(), self.f);
         let [to, from, ..] = operands[..] else { return };
         // SAFETY: the copy is an instruction of a live module, `to` and `from` are its pointers,
         // and the instructions built before it have matching types. The copy has no users, since it
-        // returns nothing.
+        // returns nothing, and the caller keeps no copy of the handle.
         unsafe {
             let context = (f.LLVMGetTypeContext)((f.LLVMTypeOf)(to.raw));
             let word = (f.LLVMInt64TypeInContext)(context);

@@ -19,6 +19,7 @@ pub fn tests() -> Vec<Trial> {
         ),
         test("core_is_compiled_once_for_all_workspaces", &[RustSource], one_core),
         test("a_truncated_core_in_the_cache_is_compiled_again", &[RustSource], truncated_core),
+        test("a_relative_path_of_the_cache_is_an_error", &[RustSource], relative_cache),
         test("profiles_of_packages_do_not_reach_kernels", &[RustSource], profiles),
         test("every_file_that_the_kernels_are_made_of_is_watched", &[RustSource], watched),
     ]
@@ -138,6 +139,16 @@ fn one_core() -> TestResult {
     let refuse = "case \" $* \" in *' --crate-name core '*) exit 1;; esac";
     script(&rustc, &format!("#!/bin/sh\n{refuse}\nexec rustc \"$@\"\n"));
     build("one_core_second", Some(&rustc))
+}
+
+fn relative_cache() -> TestResult {
+    let source = "#[unsafe(no_mangle)] pub extern \"ptx-kernel\" fn relative_cache() {}";
+    let package = Package::new("relative_cache", source);
+    let output = package.as_build_script(|command| {
+        command.env("DEVCOMM_CACHE", "cache");
+    });
+    ensure(!output.status.success(), stdout(&output))?;
+    ensure(stderr(&output).contains("DEVCOMM_CACHE=cache is a relative path"), stderr(&output))
 }
 
 fn truncated_core() -> TestResult {

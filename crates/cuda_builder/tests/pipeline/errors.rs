@@ -253,7 +253,7 @@ fn two_architectures() -> TestResult {
     fails(&package, &["first (sm_90a)", "second (sm_100a)", "another file"])
 }
 
-/// Returns what `nccl.h` says of a version.
+/// Returns the lines of `nccl.h` that define a version.
 fn header(NcclVersion { major, minor, patch }: NcclVersion) -> String {
     format!("#define NCCL_MAJOR {major}\n#define NCCL_MINOR {minor}\n#define NCCL_PATCH {patch}\n")
 }
@@ -281,7 +281,7 @@ fn fake_nccl(package: &Package, source: &str) -> std::path::PathBuf {
     root
 }
 
-/// Returns a kernel that calls `ncclUse`, with that function in a fake NCCL.
+/// Checks the error of a kernel that calls `ncclUse`, with that function in a fake NCCL.
 fn with_fake_nccl(name: &str, source: &str, texts: &[&str]) -> TestResult {
     let before = "unsafe extern \"C\" { fn ncclUse(coop: *mut u32) -> i32; }";
     let package = kernel(name, before, "*p = ncclUse(p) as u32");
