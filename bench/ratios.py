@@ -67,30 +67,39 @@ def plan(row):
     return re.split("[,(]", text)[0].strip()
 
 
+def noise_of(row, key):
+    """The noise of a time in percent; files of earlier versions have one for both times."""
+    between = row.get("between_noise_percent") if key == "between_us" else None
+    return (row.get("noise_percent") if between is None else between) or 0
+
+
 def ratios(path):
-    """(plan, case): [ratio, noise], in the order of the file."""
+    """Maps each plan and number of a case to its ratio and noise, in the order of the file."""
     with open(path) as file:
         content = json.load(file)
+    if any(row.get("wrong") for row in content["rows"]):
+        sys.exit(f"{path} has wrong results")
     found = {}
     benchmark = content["header"]["command"][1]
     default, competitors = ROLES[benchmark]
     for at, case in enumerate(cases(content["rows"])):
         for key, after in (("time_us", ""), ("between_us", " after another kernel")):
-            timed = [row for row in case if (row.get(key) or 0) > 0]
+            timed = [row for row in case if row.get(key) is not None]
             theirs = [row for row in timed if row["variant"] in competitors]
             ours = [row for row in timed if row["variant"] == default]
-            if not theirs:
+            # A time after another kernel that is lost in its noise may be the shortest.
+            if not theirs or any(row[key] <= 0 for row in theirs + ours):
                 continue
             best = min(theirs, key=lambda row: row[key])
             for row in ours:
-                noise = max(row.get("noise_percent") or 0, best.get("noise_percent") or 0) / 100
+                noise = max(noise_of(row, key), noise_of(best, key)) / 100
                 label = (plan(row) if len(ours) > 1 else "") + after
                 found[label.strip(), at] = [row[key] / best[key], noise]
     return found
 
 
 def figures(folder, stem):
-    """The cells of the page for each plan: cases, mean, worst, above 1, ties."""
+    """Returns a line of the page's cells for each plan: cases, mean, worst, above 1, ties."""
     first = ratios(f"{folder}/{stem}.json")
     starts = [ratios(path) for path in glob.glob(f"{folder}/{glob.escape(stem)}-start*.json")]
     plans = {}

@@ -113,12 +113,14 @@ struct Memory {
 static void measure(Gpus& gpus, const Job& job, const std::string& row,
                     const std::function<void(int)>& launch,
                     const std::function<void(int)>& captured,
+                    const std::function<void(int)>& poison,
                     const std::function<long(int)>& wrong_elements) {
   std::vector<std::vector<float>> times(gpus.n);
   std::vector<long> wrong(gpus.n, 0);
   gpus.each([&](int r) {
     cudaStream_t stream = gpus.streams[r];
     for (int check = 0; check < std::max(job.check, 1l); check++) {
+      if (job.check) poison(r);
       gpus.barrier.arrive_and_wait();
       launch(r);
       CUDA(cudaStreamSynchronize(stream));
@@ -231,11 +233,15 @@ struct Buffers {
                       cudaMemcpyHostToDevice));
     }
   }
+  // Overwrites a GPU's results, before the next launch on its stream.
+  void poison(Gpus& gpus, int r, size_t count, bool norm) {
+    CUDA(cudaMemsetAsync(out.on[r], 0xff, count * sizeof(T), gpus.streams[r]));
+    if (norm) CUDA(cudaMemsetAsync(sum.on[r], 0xff, count * sizeof(T), gpus.streams[r]));
+  }
   // The number of wrong elements of a GPU: of the sums, and if `hidden`, of the normalised rows too.
   long wrong(Gpus& gpus, int r, size_t count, size_t hidden) {
     std::vector<T> got(count), sums(hidden ? count : 0);
     CUDA(cudaMemcpy(got.data(), out.on[r], count * sizeof(T), cudaMemcpyDeviceToHost));
-    CUDA(cudaMemset(out.on[r], 0xff, count * sizeof(T)));
     long wrong = 0;
     auto total = [&](size_t i) {
       float sum = hidden ? input(99, i) : 0;
@@ -316,6 +322,7 @@ static void flashinfer_case(Gpus& gpus, const Job& job, Workspace<T>& workspace,
       CUDA(launch_kernel<T>(params, norm));
     };
     measure(gpus, job, name, launch, [](int) {},
+            [&](int r) { buffers.poison(gpus, r, count, norm); },
             [&](int r) { return buffers.wrong(gpus, r, count, norm ? hidden : 0); });
   }
 }
@@ -325,13 +332,15 @@ static void vllm_case(Gpus& gpus, const Job& job, Buffers<T>& buffers, Memory<ch
                       const std::string& row, size_t count) {
   std::vector<vllm::Signal*> pointers;
   for (char* signal : signals.on) pointers.push_back(reinterpret_cast<vllm::Signal*>(signal));
-  Memory<vllm::RankData> data(gpus, 1024);
+  // An entry for the registered buffer, and one for each call in the graph.
+  const size_t entries = 1 + size_t(job.iters);
+  Memory<vllm::RankData> data(gpus, entries);
   std::vector<std::unique_ptr<vllm::CustomAllreduce>> all;
   std::vector<void*> inputs(buffers.in.on.begin(), buffers.in.on.end());
   for (int r = 0; r < gpus.n; r++) {
     CUDA(cudaSetDevice(r));
     all.push_back(std::make_unique<vllm::CustomAllreduce>(
-        pointers.data(), data.on[r], 1024 * sizeof(vllm::RankData), r, gpus.n));
+        pointers.data(), data.on[r], entries * sizeof(vllm::RankData), r, gpus.n));
     all[r]->register_buffer(inputs.data());
   }
   auto launch = [&](int r) {
@@ -349,7 +358,8 @@ static void vllm_case(Gpus& gpus, const Job& job, Buffers<T>& buffers, Memory<ch
     all[r]->graph_unreg_buffers_.clear();
   };
   measure(gpus, job, row + ", \"variant\": \"vllm\", \"algorithm\": \"custom all-reduce\"", launch,
-          captured, [&](int r) { return buffers.wrong(gpus, r, count, 0); });
+          captured, [&](int r) { buffers.poison(gpus, r, count, false); },
+          [&](int r) { return buffers.wrong(gpus, r, count, 0); });
 }
 
 template <typename T>
@@ -388,7 +398,10 @@ static void run(Gpus& gpus, const Job& job, const std::string& text, const char*
     if (!fits) continue;
     long whole = kRow * 2 / long(sizeof(T));
     long hidden = norm ? list[i + 1] : long(count) % whole == 0 ? whole : long(count);
-    if (job.flashinfer && hidden / kVector <= 8 * 1024) {
+    if (job.flashinfer && hidden / kVector > 8 * 1024) {
+      printf("{%s, \"variant\": \"flashinfer\", \"left_out\": \"tokens of up to 8192 vectors\"}\n",
+             row.c_str());
+    } else if (job.flashinfer) {
       flashinfer_case<T>(gpus, job, workspace, buffers, row, count, hidden, norm);
     }
     if (job.vllm && !norm) vllm_case<T>(gpus, job, buffers, signals, row, count);

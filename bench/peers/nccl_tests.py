@@ -1,12 +1,15 @@
 """Runs the all-reduces of nccl-tests' own kernels, for `devcomm-bench .. --peers nccl-tests`.
 
 The arguments are a job (JSON) and nccl-tests' program all_reduce_perf, which is started for each
-kernel (-D 1 and 2) and type, on all GPUs. The first of the bench's processes prints a line of JSON
-for each size and kernel; times are by the host's clock.
+kernel (-D 1 and 2) and type, on all GPUs. The first of the bench's processes prints the program's
+lines after `#`, as progress, and a line of JSON for each size and kernel; times are by the host's
+clock.
 """
 
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -16,6 +19,15 @@ TYPES = {"f32": (4, "float"), "f16": (2, "half")}
 # The bytes of an element of the others.
 WIDTHS = {"bf16": 2, "f8e4m3": 1, "f8e5m2": 1, "i8": 1, "u8": 1}
 WIDTHS |= {"i32": 4, "u32": 4, "f64": 8, "i64": 8, "u64": 8}
+
+
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent():
+    """Makes Linux kill this process when its parent ends: the bench kills only the parent."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def steps(sizes):
@@ -39,10 +51,11 @@ def rows(program, job, kernel, name, sizes, step):
         "-N": job["rounds"], "-a": 3, "-d": name, "-o": "sum",
     }  # fmt: skip
     command = [program, *(str(word) for pair in flags.items() for word in pair), *step]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, text=True, preexec_fn=end_with_parent)
     found, last, complete = {size: ([], None) for size in sizes}, "", False
     for line in process.stdout:
-        print(line, end="", file=sys.stderr)
+        print("#", line, end="", flush=True)
         last = line.strip() or last
         complete |= line.startswith("# Out of bounds values")
         # Size, count, type, operation and root; time, two bandwidths and #wrong; and these in place.

@@ -148,6 +148,14 @@ class AllReduce(Case):
         return int((result.float() != expected).sum())
 
 
+def cold_copies(job, cache, size):
+    """The number of copies of B that calls use in turn: together they exceed the L2 cache, as do
+    those with which a graph ends and then begins, unless it uses all equally often."""
+    least, fill, calls = CACHES * cache // size + 1, cache // size + 1, job["iters"]
+    fits = (n for n in range(least, calls + 1) if calls % n == 0 or calls % n >= fill)
+    return next(fits, least) if job["graph"] else least
+
+
 class Product(Case):
     """`A x B^T` in bf16, with B stored row-major, fused with a collective."""
 
@@ -159,7 +167,7 @@ class Product(Case):
         count = m * k if gathers else m * n
         self.case = {"type": "bf16", "size": 2 * count, "shape": shape}
         cache = torch.cuda.get_device_properties(device).L2_cache_size
-        copies = CACHES * cache // (2 * n * k) + 1 if job["product"]["cold"] else 1
+        copies = cold_copies(job, cache, 2 * n * k) if job["product"]["cold"] else 1
         rows = m // self.ranks if gathers else m
         self.a = torch.empty(rows, k, dtype=torch.bfloat16, device=device)
         self.b = torch.empty(copies, n, k, dtype=torch.bfloat16, device=device)
@@ -220,15 +228,27 @@ class Product(Case):
         return int((~((result.float() - total).abs() <= bound)).sum())
 
 
+def leave_out(job, dtype, sizes, why):
+    """Says that messages, of f16 if of no type of torch's, have no rows."""
+    for variant in job["variants"] if dist.get_rank() == 0 else []:
+        for size in sizes:
+            row = {"variant": variant, "type": dtype, "size": size, "left_out": why}
+            print(json.dumps(row), flush=True)
+
+
 def all_reduces(job, device, order):
     for dtype, counts in job["counts"].items():
         if dtype not in DTYPES:
+            leave_out(job, dtype, [2 * count for count in counts], "torch adds f32 and bf16 here")
             continue
         whole = symm_mem.empty(max(counts), dtype=DTYPES[dtype], device=device)
         symm_mem.rendezvous(whole, dist.group.WORLD.group_name)
         for count in counts:
-            if count * whole.element_size() % WORD == 0:
+            size = count * whole.element_size()
+            if size % WORD == 0:
                 AllReduce(job, dtype, whole[:count]).run(order)
+            else:
+                leave_out(job, dtype, [size], f"messages have whole words of {WORD} bytes")
 
 
 def products(job, device, order):

@@ -134,7 +134,7 @@ impl Tunable {
     }
 }
 
-/// Runs a subcommand: the comparisons by their common part.
+/// Implements `Bench::run`: all subcommands with these names go to [`cases::run`].
 macro_rules! comparisons {
     ($($name:ident)*) => {
         impl Bench {
@@ -162,7 +162,7 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(message) => {
-            // Ignore a closed pipe.
+            // Printing fails if the pipe is closed, and then nobody reads the message.
             let _ = message.print();
             // Requested help is not an error.
             return if message.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };

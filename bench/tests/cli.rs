@@ -63,7 +63,12 @@ fn invalid_flags_are_refused() {
     refuses(&["gemm-allreduce", "--m", "0"], &["0 x", "is empty"]);
     refuses(&["gemm-allreduce", "--k", "12"], &["--k 12", "a multiple of 8"]);
     refuses(&["twins", "no_such_kernel"], &["no pair `no_such_kernel`", "lsa_allreduce"]);
-    refuses(&["all-reduce", "-o", "prod"], &["invalid value 'prod'", "sum"]);
+    // In nccl-tests `all` runs every reduction.
+    for op in ["prod", "all"] {
+        refuses(&["all-reduce", "-o", op], &[&format!("invalid value '{op}'"), "sum"]);
+    }
+    refuses(&["rmsnorm-allreduce", "-d", "e4m3"], &["no variant runs", "f32, f16 and bf16"]);
+    refuses(&["twins", "-d", "i32"], &["no variant runs: twins has the types f32, f16"]);
     refuses(&["gemm", "--k", "0"], &["is empty"]);
     refuses(&["gemm-ladder", "--m", "300"], &["m is 300", "multiples of 256"]);
     refuses(&["gemm", "--k", "24", "-d", "e4m3"], &["--k 24", "multiple of 16"]);
@@ -90,6 +95,22 @@ fn unknown_variants_are_refused_with_a_list_of_the_known_ones() {
 }
 
 #[test]
+fn peers_that_would_do_other_work_are_refused() {
+    let peers = |bench: &str, peer: &str, more: &[&str], why: &str| {
+        let args = [&[bench, "--simulate", "2", "--peers", peer], more].concat();
+        refuses(&args, &[&format!("--peers {peer}: it cannot run with {why}")]);
+    };
+    for peer in ["torch", "flashinfer", "nccl-tests"] {
+        peers("all-reduce", peer, &["-o", "max"], "another -o than sum");
+        peers("all-reduce", peer, &["-d", "e4m3"], "another -d than f32, f16 and bf16");
+        peers("all-reduce", peer, &["--beside", "8,8,8"], "--beside");
+        peers("all-reduce", peer, &["--host"], "--host");
+    }
+    peers("rmsnorm-allreduce", "flashinfer", &["--quantised"], "--quantised");
+    refuses(&["all-gather", "--peers", "torch"], &["all-gather has no variant of torch"]);
+}
+
+#[test]
 fn what_cannot_be_tuned_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let table = folder.path().join("plans.txt");
@@ -103,6 +124,10 @@ fn what_cannot_be_tuned_is_refused() {
     refuses(&["tune", "gemm", "--set", "decode", "--m", "8"], &["cannot be used with"]);
     refuses(&["tune", "gemm", "--m", "0"], &["is empty"]);
     refuses(&["tune", "gemm", "-n", "0"], &["-n 0"]);
+    for flag in ["--between", "--in-place", "--nccl=zero"] {
+        refuses(&["tune", "all-gather", flag], &["leave out --nccl, --in-place, --between"]);
+    }
+    refuses(&["tune", "all-reduce", "-d", "e4m3"], &["no variant runs: tune has the types"]);
     refuses(&["tune", "gemm", "-d", "f16"], &["only products of bf16"]);
     refuses(&["tune", "gemm", "--missing"], &["--table <FILE>"]);
     refuses(&["tune", "gemm", "--simulate", "1"], &["unexpected argument '--simulate'"]);

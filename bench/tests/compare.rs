@@ -64,6 +64,12 @@ fn a_verdict_knows_the_noise_and_a_slower_row_fails() {
         assert_eq!(status, Some(code), "{stdout}{stderr}");
         assert!(stdout.contains(words), "{stdout}");
     }
+    // The numbers of starts may have gaps, as in `report`.
+    let (three, renamed) = (folder.path().join("three-start3.json"), "three-start7.json");
+    fs::rename(three, folder.path().join(renamed)).unwrap();
+    let (_, stdout, _) =
+        run(&["compare", &old, &folder.path().join("three.json").display().to_string()]);
+    assert!(stdout.contains("0 slower (in all starts)"), "{stdout}");
     let mut fewer = rows(0.0, 1.005);
     fewer["rows"].as_array_mut().unwrap().pop();
     fewer["rows"][0]["count"] = json!(7);
@@ -95,7 +101,9 @@ fn what_cannot_be_compared_is_refused() {
     for (pointer, value, why) in [
         ("/header/command/1", json!("barrier"), "all-reduce and barrier cannot be compared"),
         ("/header/command/3", json!("0"), "plain launches and graphs (-G) cannot be compared"),
-        ("/header/command/4", json!("--host"), "times of the host's calls and of GPUs cannot"),
+        ("/header/command/4", json!("--host"), "runs with different --host cannot be compared"),
+        ("/header/command/4", json!("--both"), "runs with different --both cannot be compared"),
+        ("/header/command/5", json!("--routing=one"), "cannot be compared: `` and `--routing one`"),
         ("/header/ranks", json!(4), "2 and 4 ranks cannot be compared"),
     ] {
         refuses(&["compare", &good, &changed("changed.json", pointer, value)], &[why]);
@@ -106,4 +114,75 @@ fn what_cannot_be_compared_is_refused() {
     }
     let untimed = file(&folder, "untimed.json", &untimed.to_string());
     refuses(&["compare", &good, &untimed], &["no row has a time in both runs"]);
+}
+
+/// Returns a run of these rows: bytes, microseconds and further columns.
+fn cases(command: &str, rows: &[(usize, f64, Value)]) -> Value {
+    let mut run = self::rows(0.0, 1.0);
+    let template = run["rows"][0].clone();
+    run["header"]["command"] = command.split(' ').collect();
+    let row = |(size, us, more): &(usize, f64, Value)| {
+        let mut row = template.clone();
+        (row["size"], row["time_us"]) = (json!(size), json!(us));
+        row.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        row
+    };
+    run["rows"] = rows.iter().map(row).collect();
+    run
+}
+
+#[test]
+fn each_row_is_compared_with_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let compare = |command: &str, old: &[(usize, f64, Value)], new: &[(usize, f64, Value)]| {
+        let [old, new] = [("old.json", old), ("new.json", new)]
+            .map(|(name, rows)| file(&folder, name, &cases(command, rows).to_string()));
+        run(&["compare", &old, &new])
+    };
+    // Two tokens of 4096 elements are as long as one of 8192.
+    let row = |tokens, us| (16384, us, json!({"tokens": tokens, "hidden": 8192 / tokens}));
+    let rows = |slower| [row(2, 1.0), row(1, slower)];
+    let (code, stdout, stderr) = compare("b rmsnorm-allreduce", &rows(1.0), &rows(2.0));
+    assert_eq!(code, Some(1), "{stdout}{stderr}");
+    assert!(stdout.contains("2 rows: 0 faster, 1 the same, 1 slower"), "{stdout}");
+    assert!(stdout.contains(" 2x4096 ") && stdout.contains(" 1x8192 "), "{stdout}");
+    // Plans that were asked for tell rows apart, in any order; without them nothing does.
+    let plan = |name, us| (8, us, json!({"asked": name, "m": 8, "n": 8, "k": 8}));
+    let (old, new) = ([plan("a", 1.0), plan("b", 2.0)], [plan("b", 2.0), plan("a", 1.0)]);
+    let (_, stdout, _) = compare("b gemm --plan a,b", &old, &new);
+    assert!(stdout.contains("2 rows: 0 faster, 2 the same, 0 slower"), "{stdout}");
+    let alike = [plan("a", 1.0), plan("a", 2.0), plan("b", 1.0)];
+    let (_, stdout, _) = compare("b gemm --plan a,b", &alike, &alike);
+    assert!(stdout.contains("# 2 rows are not compared, as a run has several"), "{stdout}");
+    assert!(stdout.contains("1 rows: 0 faster, 1 the same, 0 slower"), "{stdout}");
+}
+
+#[test]
+fn wrong_results_of_either_run_fail_and_other_flags_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let good = file(&folder, "good.json", &rows(1.0, 1.0).to_string());
+    let mut wrong = rows(1.0, 1.0);
+    wrong["rows"][0]["wrong"] = json!(3);
+    wrong["header"]["command"] = json!(["b", "all-reduce", "-G", "1", "-n", "7"]);
+    let wrong = file(&folder, "wrong.json", &wrong.to_string());
+    for files in [[&good, &wrong], [&wrong, &good]] {
+        let (code, stdout, stderr) = run(&["compare", files[0], files[1]]);
+        assert_eq!(code, Some(1), "{stdout}");
+        assert!(stderr.contains("3 elements are wrong"), "{stderr}");
+        assert!(stdout.contains("# flags: -G 1 "), "{stdout}");
+    }
+}
+
+#[test]
+fn only_runs_that_ended_are_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let good = file(&folder, "good.json", &rows(1.0, 1.0).to_string());
+    let mut first = rows(1.0, 1.0);
+    first["is_complete"] = json!(false);
+    let first = file(&folder, "first.json", &first.to_string());
+    refuses(&["compare", &good, &first], &["first.json is of a run that did not end"]);
+    refuses(&["model", &first], &["first.json is of a run that did not end"]);
+    let (code, stdout, _) = run(&["rows", &first]);
+    assert_eq!(code, Some(0));
+    assert!(stdout.contains("# the run did not end: these are its first rows"), "{stdout}");
 }

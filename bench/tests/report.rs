@@ -71,13 +71,21 @@ fn the_page_has_a_line_for_each_run_and_plan() {
     ];
     write(&rows, "plans.json", "gemm-allreduce --plan wide,strips", &plans);
     write(&rows, "alone.json", "gemm --m 8", &[("rust", 256, 2.0, product("wide"))]);
-    let twin = |variant, us| (variant, 8192, us, json!({"redop": "gin_put"}));
-    write(&rows, "twins.json", "twins", &[twin("rust", 4.4), twin("cpp", 4.0)]);
+    let twin =
+        |variant, us, wrong| (variant, 8192, us, json!({"redop": "gin_put", "wrong": wrong}));
+    // A variant that is in no ratio need not be checked.
+    let twins = [twin("rust", 4.4, json!(0)), twin("cpp", 4.0, json!(0))];
+    let twins = [&twins[..], &[twin("cpp-again", 4.0, json!(null))]].concat();
+    write(&rows, "twins.json", "twins", &twins);
+    let uneven = |variant, us| (variant, 8, us, json!({"wrong": null}));
+    let uneven = [uneven("rust-ops", 1.0), uneven("nccl", 2.0)];
+    write(&rows, "uneven.json", "all-to-all-v -b 8 -c 0", &uneven);
     let (lines, page) = page(folder.path());
     // Means are geometric: 0.711 is the root of 2.0 / 4.0 times 2.02 / 2.0, and 0.316 that of
     // 1.5 / 6.0 times 2.0 / 5.0.
     let expected = [
         "| 2 simulated GPUs | graphs | f32 | `-e 3M` | 2 | 0.711 | 1.010 (12) | 1 | 1",
+        "| 2 simulated GPUs | plain | f32 | `-b 8` (not checked) | 1 | 0.500 | 0.500 (8) | 0 | 0",
         "| 2 simulated GPUs | plain | f32 |  | 2 | 0.316 | 0.400 (16x128) | 0 | 0",
         "| 2 simulated GPUs | plain | f32 | `--m 8` | - | - | - | - | -",
         "| 2 simulated GPUs | plain | f32 | `--plan wide,strips`: wide | 1 | 0.500 | 0.500 (8x8x8) \
@@ -172,6 +180,11 @@ fn what_cannot_be_reported_is_refused() {
     }
     write(folder.path(), "rows.json", "put", &[("rust", 8, 1.0, json!({}))]);
     refused(&["cannot write /no/such"]);
+    write(folder.path(), "rows.json", "put", &[("rust", 8, 1.0, json!({"wrong": 5}))]);
+    refused(&["rows.json: 5 elements are wrong"]);
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(&file, text.replacen('{', r#"{"is_complete": false, "#, 1)).unwrap();
+    refused(&["rows.json is of a run that did not end"]);
 }
 
 #[test]

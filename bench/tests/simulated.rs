@@ -3,7 +3,7 @@
 mod program;
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 
 use devcomm_testing::experts::{Batch, Routing};
@@ -190,6 +190,8 @@ fn every_reduction_is_right_for_every_type_in_place_and_on_every_communicator() 
         let settings = ["-", "efficiency", "ctas:4", "-", "ctas:4"];
         assert_eq!(column(&rows[rows.len() - 5..], ALGORITHM), settings);
     }
+    let none = ["--variants", "nccl-sym", "--nccl", "zero"];
+    refuses_late(&[&args("all-reduce")[..], &none].concat(), "no variant runs");
     let bad = [&args("all-reduce")[..], &["--nccl", "ctas:0"]].concat();
     refuses(&bad, &["`ctas:0` is not mixed, unmixed"]);
 }
@@ -516,12 +518,13 @@ fn csv_and_json_hold_the_rows_of_the_table() {
     let csv = fs::read_to_string(csv).unwrap();
     let expected = "size,count,type,redop,m,n,k,tokens,hidden,variant,in_place,blocks,threads,\
                     time_us,algbw,busbw,tflops,wrong,noise_percent,time_over_best,algorithm,asked,\
-                    l2,power_w,sm_mhz,temperature_c,p99_us,spread_percent,again_us,between_us\n\
-                    16,8,bf16,sum,,,,,,rust,false,1,128,,,,,0,,,,,,,,,,,,\n\
-                    16,8,bf16,sum,,,,,,rust-ops,false,1,64,,,,,0,,,Lamport,,,,,,,,,\n\
-                    16,8,bf16,sum,,,,,,rust-ops-plain,false,1,64,,,,,0,,,Lamport,,,,,,,,,\n\
-                    16,8,bf16,sum,,,,,,nccl,false,,,,,,,0,,,,,,,,,,,,\n\
-                    16,8,bf16,sum,,,,,,nccl-sym,false,,,,,,,0,,,,,,,,,,,,\n";
+                    l2,power_w,sm_mhz,temperature_c,p99_us,spread_percent,again_us,between_us,\
+                    between_noise_percent\n\
+                    16,8,bf16,sum,,,,,,rust,false,1,128,,,,,0,,,,,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,,,rust-ops,false,1,64,,,,,0,,,Lamport,,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,,,rust-ops-plain,false,1,64,,,,,0,,,Lamport,,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,,,nccl,false,,,,,,,0,,,,,,,,,,,,,\n\
+                    16,8,bf16,sum,,,,,,nccl-sym,false,,,,,,,0,,,,,,,,,,,,,\n";
     assert_eq!(csv, expected);
 
     let json = read_json(&json);
@@ -537,6 +540,7 @@ fn csv_and_json_hold_the_rows_of_the_table() {
     assert_eq!(rows[0]["type"], "bf16");
     assert_eq!(rows[0]["wrong"], 0);
     assert!(rows[0]["time_us"].is_null(), "{rows:?}");
+    assert_eq!(json["is_complete"], true);
 }
 
 #[test]
@@ -621,6 +625,62 @@ fn rows_of_nccl_tests_join_the_table() {
     refuses(&[&["all-reduce", "--simulate", "2"], &more[..]].concat(), &["names none of its"]);
 }
 
+/// Returns a script of `bench/peers` as a command, with a job of all-reduces.
+fn script(name: &str, counts: &Value, variant: &str) -> Command {
+    let job = serde_json::json!({
+        "counts": counts, "variants": [variant], "iters": 1, "warmup": 0, "check": 1, "graph": 0,
+        "rounds": 1, "seed": 1,
+    });
+    let mut command = Command::new("python3");
+    command.args(["-B", &format!("{}/peers/{name}", env!("CARGO_MANIFEST_DIR")), &job.to_string()]);
+    command.envs([("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2")]);
+    command
+}
+
+#[test]
+fn nccl_tests_end_with_the_script_that_is_killed_and_their_lines_are_progress() {
+    let folder = tempfile::tempdir().unwrap();
+    let body = "#!/bin/sh\necho begun\nread line\necho survived >&2\n";
+    let program = write_program(path(&folder, "all_reduce_perf"), body);
+    let mut python = script("nccl_tests.py", &serde_json::json!({"f32": [4]}), "nccl-tests-lsa");
+    python.arg(program).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut python = python.spawn().expect("python3 starts");
+    let mut line = String::new();
+    BufReader::new(python.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "# begun\n");
+    python.kill().unwrap();
+    python.wait().unwrap();
+    // A program that is still there would now read the end of its input.
+    drop(python.stdin.take());
+    let mut errors = String::new();
+    python.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+    assert_eq!(errors, "");
+}
+
+#[test]
+fn torchs_script_says_which_messages_it_leaves_out() {
+    let mocked = "import runpy, sys; from unittest.mock import MagicMock; torch = MagicMock(); \
+                  torch.distributed.get_rank.return_value = 0; \
+                  memory = torch.distributed._symmetric_memory; \
+                  memory.empty.return_value.element_size.return_value = 2; \
+                  sys.modules.update({'torch': torch, 'torch.distributed': torch.distributed, \
+                  'torch.distributed._symmetric_memory': memory}); sys.argv = sys.argv[1:]; \
+                  runpy.run_path(sys.argv[0], run_name='__main__')";
+    let counts = serde_json::json!({"f16": [4], "bf16": [3]});
+    let real = script("torch_symm_mem.py", &counts, "torch-one-shot");
+    let mut command = Command::new("python3");
+    command.args(["-B", "-c", mocked]).args(real.get_args().skip(1)).env("LOCAL_RANK", "0");
+    let (exit, stdout, stderr) = output(command);
+    assert_eq!(exit, Some(0), "{stderr}");
+    let rows: Vec<Value> = stdout.lines().map(|row| serde_json::from_str(row).unwrap()).collect();
+    let columns = |row: &Value| (row["type"].clone(), row["size"].clone());
+    assert_eq!(
+        rows.iter().map(columns).collect::<Vec<_>>(),
+        [("bf16".into(), 6.into()), ("f16".into(), 8.into())]
+    );
+    assert!(rows.iter().all(|row| row["left_out"].is_string()), "{rows:?}");
+}
+
 /// Rows join by their shapes, as two shapes have the same size.
 #[test]
 fn torchs_products_join_the_table() {
@@ -650,7 +710,8 @@ fn rows_of_peers_join_the_table_and_absent_ones_are_left_out() {
         let case = r#""variant": "flashinfer", "type": "bf16", "size": 16, "wrong": 0"#;
         format!("echo '{{{case}, \"algorithm\": \"{algorithm}\", \"times_us\": [1]}}'\n")
     };
-    let rows = [row("one-shot"), row("two-shot")].concat();
+    let of_no_case = r#"{"variant": "vllm", "type": "bf16", "size": 48, "times_us": [1]}"#;
+    let rows = [row("one-shot"), row("two-shot"), format!("echo '{of_no_case}'")].concat();
     let peer = write_peer(path(&folder, "peer"), "", &rows);
     let args = ["all-reduce", "--simulate", "2", "-b", "8", "-e", "16", "-f", "2", "-d", "bf16"];
     let (stdout, rows) = rows_with_peers(&args, &format!("flashinfer={peer},torch=/no/such"));
@@ -660,6 +721,14 @@ fn rows_of_peers_join_the_table_and_absent_ones_are_left_out() {
     let variants = [&["rust"], &OF_OPS[..], &OF_NCCL].concat();
     assert_eq!(text("variant"), [&variants[..], &variants, &["flashinfer"; 2]].concat());
     assert_eq!(text("asked"), ["one-shot", "two-shot"]);
+    assert!(
+        stdout.contains("# left out: vllm of 48 B None: this run has no such case"),
+        "{stdout}"
+    );
+    // The variants of this program need not be among those that are named.
+    let args_of_peers = [&args[..], &["--variants", "flashinfer,vllm"]].concat();
+    let (_, rows) = rows_with_peers(&args_of_peers, &format!("flashinfer={peer}"));
+    assert_eq!(rows.len(), 2, "{rows:?}");
 
     let more = ["--peers", "torch=/no/such", "--variants", "nccl,torch-one-shot"];
     let cannot = "torch-one-shot cannot run: cannot start /no/such";
@@ -758,6 +827,7 @@ fn a_run_that_is_killed_keeps_its_rows() {
 
     let kept = read_json(&json);
     assert_eq!(kept["header"]["command"][1], "all-reduce");
+    assert_eq!(kept["is_complete"], false);
     let rows = kept["rows"].as_array().unwrap();
     assert!(rows.len() >= 15 && rows.len().is_multiple_of(5), "{}", rows.len());
     for (row, printed) in rows.iter().zip(&printed) {
@@ -770,6 +840,7 @@ fn a_run_that_is_killed_keeps_its_rows() {
     let (code, stdout, stderr) = run(&["rows", &json]);
     assert_eq!(code, Some(0), "{stderr}");
     assert!(stdout.contains("nccl-sym") && stdout.ends_with("# #wrong 0\n"), "{stdout}");
+    assert!(stdout.contains("# the run did not end: these are its first rows"), "{stdout}");
 }
 
 #[test]

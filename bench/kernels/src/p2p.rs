@@ -87,7 +87,7 @@ pub unsafe fn p2p_tma(
         for _ in 0..rounds {
             let (mut loaded, mut stored) = (block, block);
             while stored < tiles {
-                // The last load below takes the place of the store before the last one.
+                // The last load below takes the place of the last stored tile but one.
                 tma::wait_stores_read::<1>();
                 while loaded < tiles && loaded < stored + (STAGES - 1) * blocks {
                     let barrier = pipeline.full(empty);

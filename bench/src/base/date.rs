@@ -5,8 +5,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Returns the day in UTC: `2026-11-22`.
 pub fn date(now: SystemTime) -> String {
     let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    // Hinnant's `civil_from_days`. Days are counted from 1 March of the year 0, so that a leap day
-    // is the last of its year; the 400 years of the calendar's period have 146 097 days.
+    // Hinnant's `civil_from_days`. Days are counted from 1 March of the year 0, which is 719 468
+    // days before 1970, so that a leap day is the last of its year. The calendar's period of 400
+    // years has 146 097 days, and from March on every five months have 153.
     let days = seconds / 86_400 + 719_468;
     let (period, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;

@@ -227,6 +227,17 @@ pub enum Dtype {
 }
 
 impl Dtype {
+    /// Returns whether it stands for floats of 16 and 32 bits.
+    pub fn is_float(self) -> bool {
+        matches!(self, Self::F32 | Self::F16 | Self::Bf16 | Self::All)
+    }
+
+    /// Refuses other types for `what`, which has only these.
+    pub fn require_float(self, what: &str) -> Result<()> {
+        ensure!(self.is_float(), "no variant runs: {what} has the types f32, f16 and bf16 (-d)");
+        Ok(())
+    }
+
     /// Returns whether the type with this name is to run.
     pub fn includes(self, name: &str) -> bool {
         let named = <Self as ValueEnum>::from_str(name, false);
@@ -316,6 +327,16 @@ impl RunOptions {
         self.nccl_tests.validate()
     }
 
+    /// Refuses invalid values, and flags that are not those of plans alone.
+    pub fn validate_for_plans(&self) -> Result<()> {
+        let others = !self.nccl.is_empty() || self.in_place || self.between;
+        ensure!(
+            !others,
+            "tune times plans of devcomm alone: leave out --nccl, --in-place, --between"
+        );
+        self.validate()
+    }
+
     /// Describes the measurement.
     pub fn describe(&self) -> String {
         let (rounds, iters) = (self.rounds, self.iters);
@@ -344,8 +365,9 @@ pub fn parse_bytes(text: &str) -> Result<usize, String> {
     number.checked_mul(1 << shift).ok_or_else(|| format!("`{text}` is too large"))
 }
 
-/// Returns the words of a command line without the flags in `flags`, which spaces separate, and
-/// without their values.
+/// Returns the words of a command line without the flags in `flags`, which are separated by spaces,
+/// and without their values: all words up to the next flag, so that no positional argument may
+/// follow one of them.
 pub fn without_flags<'a>(words: impl IntoIterator<Item = &'a str>, flags: &str) -> Vec<&'a str> {
     let mut is_kept = true;
     let keeps = |word: &&str| {

@@ -1,4 +1,5 @@
-//! All-reduce (sum): `kernels/src/lsa_allreduce.rs` against `ncclAllReduce`.
+//! All-reduce: `devcomm::Collectives` and, for sums, `kernels/src/lsa_allreduce.rs` against
+//! `ncclAllReduce`.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +29,7 @@ impl Benchmark for AllReduce {
     const NCCL_TESTS: Option<&'static str> = Some("all_reduce_perf");
 
     fn validate(&self) -> Result<()> {
-        self.flags.sizes.validate()?;
+        self.flags.validate()?;
         self.grid.validate()
     }
 

@@ -12,6 +12,7 @@ use devcomm::{Error, Rank, World};
 use super::job::Job;
 use crate::base::options::{RankOptions, RunOptions};
 use crate::base::{OutputOptions, TwinFiles, ranks};
+use crate::contenders::peers::FailedPeer;
 use crate::contenders::{Contest, PeerOptions, PeerWork, Selection, Variant};
 use crate::harness::Harness;
 use crate::report::row;
@@ -75,8 +76,8 @@ pub trait Benchmark: Args + Sync {
     /// Whether the benchmark needs the C++ kernels that `cargo xtask twins` compiles.
     const NEEDS_TWINS: bool = false;
 
-    /// Validates its flags, before the number of ranks is known. Defaults are valid, so that any
-    /// valid values may take their place.
+    /// Validates its flags, before the number of ranks is known. Defaults, which may depend on it,
+    /// are valid: any other valid value may stand for them here.
     fn validate(&self) -> Result<()> {
         Ok(())
     }
@@ -86,7 +87,8 @@ pub trait Benchmark: Args + Sync {
         None
     }
 
-    /// Returns what programs of others measure, on this number of GPUs.
+    /// Returns what programs of others measure, on this number of GPUs; by default nothing, for
+    /// benchmarks whose only peer is `nccl`, which takes the command line instead.
     fn work(&self, _options: &Options, _gpus: usize) -> Result<PeerWork> {
         Ok(PeerWork::Counts(BTreeMap::new()))
     }
@@ -97,7 +99,7 @@ pub trait Benchmark: Args + Sync {
 
 /// Default largest message on simulated GPUs.
 pub const SIMULATED_LARGEST: usize = 64 << 10;
-/// Maximum blocks on simulated GPUs, which run them one after the other.
+/// Maximum blocks on simulated GPUs, all of whose threads run on one thread of the CPU.
 pub const SIMULATED_BLOCKS: u32 = 4;
 
 /// The command line of a benchmark.
@@ -129,14 +131,19 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
     let mut selection = Selection::new(named, contest.variants, B::NAME)?;
     let no_peers = PeerOptions::default();
     let (peers, mut by_peers) = (benchmark.peers().unwrap_or(&no_peers), Vec::new());
-    peers.select(&mut selection)?;
-    let measured_by_peers = |selection: &mut Selection| -> Result<_> {
+    peers.select(contest, &mut selection)?;
+    if options.run.host {
+        peers.refuse_with("--host")?;
+    }
+    let measured_by_peers = |selection: &Selection| -> Result<_> {
         let (gpus, patience) = options.for_others()?;
         let work = benchmark.work(options, gpus)?;
         peers.run(&work, selection, &options.run, (gpus, patience))
     };
     if !peers.is_empty() {
-        by_peers = measured_by_peers(&mut selection).map_err(advise)?;
+        let (results, failed) = measured_by_peers(&selection).map_err(advise)?;
+        failed.into_iter().try_for_each(|failed| omit(&mut selection, failed)).map_err(advise)?;
+        by_peers = results;
     }
     let timed_report = Mutex::new(None);
     let rank = |rank: &Rank| {
@@ -151,11 +158,24 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
     let timed_report = timed_report.into_inner().ok().flatten();
     if let Some(mut report) = timed_report.filter(|_| !by_peers.is_empty()) {
         // Other programs are measured before and after devcomm, to show changes of the machine.
-        let again = measured_by_peers(&mut selection)?;
+        let (again, failed) = measured_by_peers(&selection)?;
+        for (variants, why) in failed {
+            let names: Vec<&str> = variants.into_iter().map(Variant::name).collect();
+            println!("# left out of the peers' second run: {}: {why:#}", names.join(", "));
+        }
         println!("{}", row::join_again(&mut report.rows, &again));
         report.write(&options.output)?;
     }
     Ok(())
+}
+
+/// Omits the variants of a peer that failed. It is an error of the peer `nccl`, whose variant this
+/// program also runs itself.
+fn omit(selection: &mut Selection, (variants, why): FailedPeer) -> Result<()> {
+    if variants.contains(&Variant::NcclSym) {
+        return Err(why);
+    }
+    variants.into_iter().try_for_each(|variant| selection.omit(variant, format!("{why:#}")))
 }
 
 /// Adds advice to an error if the system cannot run the benchmark.

@@ -74,7 +74,7 @@ macro_rules! benchmarks {
             const NCCL_TESTS: Option<&'static str> = Some($program);
 
             fn validate(&self) -> Result<()> {
-                self.flags.sizes.validate()
+                self.flags.validate()
             }
 
             fn peers(&self) -> Option<&PeerOptions> {
@@ -114,6 +114,21 @@ type ByKernels<'a> =
     (&'a dyn Fn(usize) -> Result<Box<dyn Workload + 'a>>, &'a [(Variant, Kernels)]);
 
 impl Flags {
+    /// Refuses invalid values, and peers that would do other work.
+    pub fn validate(&self) -> Result<()> {
+        self.sizes.validate()?;
+        for (differs, flag) in [
+            (!self.sums(), "another -o than sum"),
+            (!self.dtype.is_float(), "another -d than f32, f16 and bf16"),
+            (!self.beside.is_empty(), "--beside"),
+        ] {
+            if differs {
+                self.peers.refuse_with(flag)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Returns whether a reduction is a sum.
     pub fn sums(&self) -> bool {
         self.op == Op::Sum
@@ -154,12 +169,13 @@ impl Flags {
         let lens = [to_send, to_receive].map(|chunks| chunks * most);
         let plain = memory::<T>(harness.comm, Variant::Nccl, lens)?;
         let windows = memory::<T>(harness.comm, Variant::RustOps, lens)?;
-        // Windows of each configuration's communicator; those that cannot matter are not used.
-        let own = |nccl: &Nccl<'_>| match nccl.matters(Variant::NcclSym, reduces) {
+        // Windows of each configuration's communicator. `nccl_variants` leaves out configurations
+        // that cannot matter, so that any buffers may stand for their windows.
+        let windows_of = |nccl: &Nccl<'_>| match nccl.matters(Variant::NcclSym, reduces) {
             true => memory::<T>(nccl.comm(), Variant::NcclSym, lens),
             false => Ok(plain.clone()),
         };
-        let own = nccl.iter().map(own).collect::<Result<Vec<_>>>()?;
+        let nccl_windows = nccl.iter().map(windows_of).collect::<Result<Vec<_>>>()?;
         for count in counts {
             let workload = by_kernels.map(|(make, _)| make(count)).transpose()?;
             let mut contenders = Vec::new();
@@ -186,7 +202,7 @@ impl Flags {
                     );
                 }
                 for (variant, (i, nccl)) in nccl_variants(&job.selection, nccl, reduces) {
-                    let buffers = if variant == Variant::Nccl { &plain } else { &own[i] };
+                    let buffers = if variant == Variant::Nccl { &plain } else { &nccl_windows[i] };
                     contenders.push(call(buffers)?.by_nccl(variant, nccl));
                 }
             }

@@ -44,8 +44,8 @@ impl<'a> ConcurrentProduct<'a> {
         })
     }
 
-    /// Enqueues the product on another stream than the other work; the harness's stream waits for
-    /// both.
+    /// Enqueues the other work on the harness's stream and the product on its own; then the
+    /// harness's stream waits for the product.
     fn with(&self, other: &dyn Fn() -> devcomm::Result<()>) -> devcomm::Result<()> {
         let ([begin, end], main) = (&self.events, &self.harness.stream);
         main.record(begin)?;

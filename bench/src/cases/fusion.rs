@@ -65,9 +65,17 @@ impl<P: Copy + PartialEq> Requested<P> {
     }
 }
 
-/// Returns the plan by which an operation does a shape, or why it does not.
-pub fn plan_of<P: Display>(how: devcomm::Result<Explanation<P>>) -> String {
-    how.map_or_else(|error| error.to_string(), |how| how.plan.to_string())
+/// The reason for a plan that this machine has kept since an earlier run.
+const KEPT: &str = "as this machine measured";
+
+/// Returns the plan by which an operation does a shape, with `form` after it, and whether it is a
+/// kept one; or why it does not.
+pub fn plan_of<P: Display>(how: devcomm::Result<Explanation<P>>, form: &str) -> String {
+    match how {
+        Err(error) => error.to_string(),
+        Ok(Explanation { plan, reason: KEPT }) => format!("{plan}{form} ({KEPT})"),
+        Ok(how) => format!("{}{form}", how.plan),
+    }
 }
 
 /// The flags of a benchmark of such a product.
@@ -110,7 +118,8 @@ pub trait Fusion: Args + Sync {
         asked: Option<&Self::Requested>,
     ) -> Result<Self::Operation>;
 
-    /// Sets the plan. Returns the reason if that cannot do the shape. The launches use the buffers.
+    /// Sets the plan, or the one that is the fastest with these buffers. Returns the reason if that
+    /// cannot do the shape.
     fn set(
         operation: &Self::Operation,
         asked: &Self::Requested,
@@ -121,7 +130,7 @@ pub trait Fusion: Args + Sync {
     /// Returns the plan by which it does a shape, and [`Product::product_rounding`].
     fn plan(operation: &Self::Operation, shape: [usize; 3]) -> (String, Option<f64>);
 
-    /// Enqueues a product; `a` has this rank's elements.
+    /// Enqueues a product; the first of `factors` has this rank's elements of A.
     fn launch(
         operation: &Self::Operation,
         factors: [&DeviceSlice<bf16>; 2],
@@ -193,7 +202,7 @@ fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
     harness.comm.require_single_lsa_team()?;
     let types = Types::new(DataType::Bfloat16, DataType::Bfloat16);
     let library = Library::load(job, types, &OF_CUBLASLT)?;
-    let collectives = Collectives::new(harness.comm)?;
+    let collectives = harness.collectives().build(harness.comm)?;
     // SAFETY: `Matrices` waits for its copies to B, which end before any launch.
     let gemm = unsafe { Gemm::new(&harness.stream)?.with_constant_b() };
     let nccl = if library.is_loaded() { job.nccl()? } else { Vec::new() };
@@ -217,7 +226,7 @@ fn compare<F: Fusion>(fusion: &F, job: &mut Job<'_>) -> Result<()> {
         let c = &harness.comm.window::<bf16>(data.result_len())?;
         if let Some(plan) = &theirs {
             let scratch = harness.comm.mem_alloc::<bf16>(problem.m * problem.n)?;
-            tune(matrices, plan, scratch.device_address())?;
+            tune(Variant::CublasLt, matrices, plan, scratch.device_address())?;
         }
         let mut contenders = ours(fusion, &job.selection, &means, data, c)?;
         if let Some(plan) = &theirs {
@@ -443,5 +452,19 @@ impl<'a> Data<'a> {
         let a = self.own.clone();
         let work = move || multiply(&a, &product).and_then(|()| collect(&product, &c));
         Ok(Contender::new(variant, work, checked))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_says_that_its_plan_was_kept_by_an_earlier_run() {
+        let decisions = include_str!("../../../crates/ops/src/decisions.rs");
+        assert!(decisions.contains(KEPT));
+        let how = |reason| Ok(Explanation { plan: "strips", reason });
+        assert_eq!(plan_of(how(KEPT), " in bf16"), "strips in bf16 (as this machine measured)");
+        assert_eq!(plan_of(how("as it was set"), " in bf16"), "strips in bf16");
     }
 }

@@ -111,8 +111,8 @@ impl Factor for F8E5M2 {
 /// The variants of cuBLASLt.
 const OF_CUBLASLT: [Variant; 2] = [Variant::CublasLt, Variant::CublasLtRoundedParts];
 
-/// The error that is allowed where parts of a sum are rounded: that of 16 roundings of the largest
-/// sum.
+/// The relative error that is allowed where parts of a sum are rounded: that of 16 roundings of the
+/// largest sum.
 const PARTS_ROUNDING: f64 = 16.0 * BF16_ROUNDING;
 
 impl Benchmark for Gemm {
@@ -187,7 +187,7 @@ impl Gemm {
             let sum = sum.as_ref();
             let (scale, epilogue) = (factor_of_c, self.epilogue);
             let result = |c| Product { scale, epilogue, ..Product::new(&matrices, c, sum) };
-            for gemm in &ours {
+            for (i, gemm) in ours.iter().enumerate() {
                 let (b, c) = (matrices.b_in_turn(), harness.comm.mem_alloc(m * n)?);
                 let product = operands.apply(T::scaled(gemm.product(shape), [&scale_a, &scale_b]));
                 let algorithm = describe(product.plan()?);
@@ -195,7 +195,8 @@ impl Gemm {
                 let checked = result(c.device_slice());
                 let work = move || product.launch(a, b(), &c);
                 let contender = Contender::new(Variant::Rust, work, checked);
-                contenders.push(contender.by_algorithm(algorithm));
+                let asked = self.plans.get(i).map(GemmPlan::to_string);
+                contenders.push(Contender { asked, ..contender.by_algorithm(algorithm) });
             }
             for (variant, plan) in &theirs {
                 let lost = (*variant == Variant::CublasLtRoundedParts).then_some(PARTS_ROUNDING);

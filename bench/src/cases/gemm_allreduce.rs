@@ -72,12 +72,13 @@ impl Fusion for GemmAllReduce {
 
     fn asked(&self, on: (&Communicator, &Stream), shape: [usize; 3]) -> Result<Vec<Requested>> {
         let wires = if self.wires.is_empty() { &[Wire::Bf16][..] } else { &self.wires };
-        // With neither plans nor types on the command line nothing is asked for.
-        let is_default = self.plans.is_empty() && !self.all_plans && !self.wires.is_empty();
+        // Types without plans have a row each, by the default plan; without either flag nothing is
+        // asked for.
+        let has_types_alone = self.plans.is_empty() && !self.all_plans && !self.wires.is_empty();
         let mut asked = Vec::new();
         for &wire in wires {
             let any = Requested { wire, plan: None };
-            asked.extend(is_default.then_some(any));
+            asked.extend(has_types_alone.then_some(any));
             let mut plans = self.plans.clone();
             if self.all_plans {
                 let all = Self::new(on.0, on.1, shape, Some(&any))?.plans(shape)?;
@@ -131,7 +132,7 @@ impl Fusion for GemmAllReduce {
         let wire = operation.wire();
         // Relative to the largest partial sum; the second argument is for sums near 0.
         let lost = f64::from(wire.error_bound(1.0, 0.0));
-        let algorithm = format!("{} in {wire}", fusion::plan_of(operation.explain(shape)));
+        let algorithm = fusion::plan_of(operation.explain(shape), &format!(" in {wire}"));
         (algorithm, (wire != Wire::F32).then_some(lost))
     }
 

@@ -1,6 +1,7 @@
 //! One rank's run of a benchmark: checks every contender (a variant's implementation), then times
 //! them interleaved.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -12,7 +13,7 @@ use crate::contenders::peers;
 use crate::contenders::{Contender, Contest, PeerResult, Role, Selection, Variant};
 use crate::harness::header::Header;
 use crate::harness::sensors::Reading;
-use crate::harness::{Harness, Nccl};
+use crate::harness::{Harness, Nccl, Rounds};
 use crate::report::nccl_tests;
 use crate::report::ratio::Summary;
 use crate::report::row::{self, Case, Row, add_times};
@@ -28,6 +29,8 @@ pub struct Job<'a> {
     output: &'a OutputOptions,
     /// Results of other programs.
     by_peers: &'a [PeerResult],
+    /// The indices of those that belong to a case.
+    joined: BTreeSet<usize>,
     /// The program of nccl-tests whose table is printed instead, and variants also run in place.
     nccl_tests: Option<&'static str>,
     order: fastrand::Rng,
@@ -44,8 +47,18 @@ impl<'a> Job<'a> {
         (twins, output): (Option<&'a Path>, &'a OutputOptions),
         (by_peers, nccl_tests): (&'a [PeerResult], Option<&'static str>),
     ) -> Self {
-        let (order, report) = (fastrand::Rng::with_seed(harness.run.seed), Report::new());
-        Self { harness, selection, contest, twins, output, by_peers, nccl_tests, order, report }
+        Self {
+            harness,
+            selection,
+            contest,
+            twins,
+            output,
+            by_peers,
+            joined: BTreeSet::new(),
+            nccl_tests,
+            order: fastrand::Rng::with_seed(harness.run.seed),
+            report: Report::new(),
+        }
     }
 
     /// Returns where the variants run: out of place, and perhaps in place.
@@ -104,17 +117,13 @@ impl<'a> Job<'a> {
                 if !self.by_peers.is_empty() {
                     println!("# the rounds of other programs were not those of this one");
                 }
-                println!(
-                    "# kernels in Rust are compiled by the driver from PTX, those in C++ are \
-                     cubins of ptxas"
-                );
             }
             println!("{}", self.selection);
             if self.nccl_tests.is_some() {
                 println!("{}", nccl_tests::head());
             }
         }
-        self.report.set_header(header);
+        self.report.begin(header);
         Ok(())
     }
 
@@ -131,7 +140,7 @@ impl<'a> Job<'a> {
         contenders: &[Contender<'_>],
         refill: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        if contenders.is_empty() {
+        if contenders.is_empty() && !self.by_peers.iter().any(|result| case.has(result)) {
             return Ok(());
         }
         self.harness.progress(&format!("{} B {} {} ...", case.size, case.dtype, case.shape()));
@@ -157,6 +166,7 @@ impl<'a> Job<'a> {
                 asked: c.asked.clone(),
                 wrong,
                 between_us: between.map(|time| time.median * 1e6),
+                between_noise_percent: between.map(|time| time.iqr / time.median.abs() * 100.0),
                 power_w,
                 sm_mhz,
                 temperature_c,
@@ -164,15 +174,7 @@ impl<'a> Job<'a> {
             }
         };
         let mut rows: Vec<Row> = results.map(row).collect();
-        for result in self.by_peers.iter().filter(|result| case.has(result)) {
-            let PeerResult { variant, wrong, ref algorithm, ref times_us, .. } = *result;
-            // In `asked` it tells the rows of a peer apart when its second run joins them.
-            let (algorithm, asked) = (algorithm.clone(), algorithm.clone());
-            rows.push(Row { wrong, algorithm, asked, ..case.row(variant) });
-            for (round, us) in rounds.iter_mut().flatten().zip(times_us) {
-                round.push(us / 1e6);
-            }
-        }
+        self.join_peers(&case, &mut rows, rounds.as_mut());
         let output = self.harness.rank.is_root().then_some(self.output);
         add_times(&mut rows, case.bus, &self.contest.with(Role::Theirs), rounds.as_ref());
         let nccl_tests = self.nccl_tests.map(|program| nccl_tests::lines(program, &rows));
@@ -185,15 +187,34 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// Prints the summary, even if incomplete. Wrong results are an error.
-    /// Leaves the report in `timed_report`, if its rows have times.
+    /// Adds the peers' results of a case to its rows and rounds.
+    fn join_peers(&mut self, case: &Case, rows: &mut Vec<Row>, mut rounds: Option<&mut Rounds>) {
+        for (i, result) in self.by_peers.iter().enumerate().filter(|(_, peer)| case.has(peer)) {
+            self.joined.insert(i);
+            let PeerResult { variant, wrong, ref algorithm, ref times_us, .. } = *result;
+            // In `asked` the algorithm tells a peer's rows apart when its second run joins them.
+            let (algorithm, asked) = (algorithm.clone(), algorithm.clone());
+            rows.push(Row { wrong, algorithm, asked, ..case.row(variant) });
+            for (round, us) in rounds.iter_mut().flat_map(|rounds| rounds.iter_mut()).zip(times_us)
+            {
+                round.push(us / 1e6);
+            }
+        }
+    }
+
+    /// Prints the summary of the rows, also if `measured` is an error. No rows and wrong results
+    /// are an error. Leaves the root rank's report in `timed_report`, if its rows have times.
     pub fn finish(
-        self,
+        mut self,
         measured: Result<()>,
         timed_report: &Mutex<Option<Report<Row>>>,
     ) -> Result<()> {
         let summary = Summary::of(self.contest, &self.report.rows);
         if self.harness.rank.is_root() {
+            let left = self.by_peers.iter().enumerate().filter(|(i, _)| !self.joined.contains(i));
+            for (_, result) in left.filter(|_| measured.is_ok()) {
+                result.leave_out("this run has no such case");
+            }
             match self.nccl_tests {
                 Some(program) => println!("{}", nccl_tests::foot(program, &self.report.rows)),
                 None if self.report.rows.is_empty() => {}
@@ -201,6 +222,8 @@ impl<'a> Job<'a> {
             }
         }
         measured?;
+        ensure!(!self.report.rows.is_empty(), "no variant runs: name others, or other cases");
+        self.report.finish(self.harness.rank.is_root().then_some(self.output))?;
         summary.judge()?;
         let is_kept = self.harness.rank.is_root() && self.harness.is_timed;
         if let Some(mut timed_report) = timed_report.lock().ok().filter(|_| is_kept) {
@@ -342,6 +365,11 @@ mod tests {
             assert_eq!((torch.variant, torch.wrong), (Variant::TorchOneShot, Some(5)));
             assert!((torch.time_us.unwrap() - 3.0).abs() < 1e-9, "{torch:?}");
             assert!(rust.time_over_best.is_some() && torch.time_over_best == Some(1.0));
+            // A case without a variant of this program has the rows of others.
+            job.compare(Case { dtype: "bf16", ..CASE }, &[])?;
+            assert!((job.report.rows[2].time_us.unwrap() - 3.0).abs() < 1e-9);
+            job.compare(Case { dtype: "f16", ..CASE }, &[])?;
+            assert_eq!(job.report.rows.len(), 3);
             assert!(job.finish(Ok(()), &Mutex::default()).is_err());
             Ok(())
         });
@@ -375,6 +403,16 @@ mod tests {
                 Ok(())
             });
         }
+    }
+
+    #[test]
+    fn a_run_without_a_row_is_an_error() {
+        simulated("", |mut job, _| {
+            job.compare(CASE, &[])?;
+            let error = job.finish(Ok(()), &Mutex::default()).unwrap_err().to_string();
+            assert!(error.starts_with("no variant runs"), "{error}");
+            Ok(())
+        });
     }
 
     #[test]

@@ -54,7 +54,8 @@ impl Benchmark for Launch {
                 let info = kernels.info::<push_exchange>()?;
                 let contender = Contender::new(Variant::Rust, work, call.clone());
                 let contender = contender.by_kernel(config, info);
-                contenders.push(contender.by_algorithm(attributes.to_owned()));
+                let contender = contender.by_algorithm(attributes.to_owned());
+                contenders.push(Contender { asked: Some(attributes.to_owned()), ..contender });
             }
         }
         contenders.extend(job.selection.make(Variant::RustOps, || {

@@ -1,8 +1,9 @@
 //! Compares kernel-initiated with host-initiated communication: kernels that communicate themselves
 //! against NCCL's host calls, which launch NCCL's kernels.
 //!
-//! Every variant uses the same random data and is fully checked before it is timed. Every round
-//! times one batch of each, in random order; a ratio is the median of ratios within a round.
+//! Every variant uses the same random data and is checked before it is timed: all elements of its
+//! result, or some of a large one. Every round times one batch of each, in random order. The column
+//! `time/best` has medians of ratios within a round; the ratios of `report` are those of medians.
 
 mod all_reduce;
 mod barrier;

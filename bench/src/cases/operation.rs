@@ -15,7 +15,6 @@ use crate::harness::{Harness, Nccl};
 /// A reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Op {
-    #[value(alias = "all")]
     Sum,
     Max,
     Min,
@@ -23,7 +22,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// Returns its name, its operator, and that of the check.
+    /// Returns its name, its operator for the libraries, and its operator for the check.
     pub fn parts(self) -> (&'static str, ReduceOp, Reduced) {
         match self {
             Self::Sum => ("sum", ReduceOp::Sum, Reduced::Sum),
@@ -75,7 +74,8 @@ impl Operation {
             Self::AllGather => [1, ranks],
             Self::ReduceScatter => [ranks, 1],
             Self::AllToAll => [ranks, ranks],
-            // If the number of parts is odd, one more of them may be long than short.
+            // An odd number of ranks has one long part more than short ones, or one less: up to
+            // half a chunk more than a chunk for each rank.
             Self::AllToAllV => [ranks.next_multiple_of(2); 2],
         }
     }

@@ -8,6 +8,7 @@ use devcomm::{
 use devcomm_bench_kernels::{TMA_ROW, TMA_ROWS, TMA_SHARED, p2p_copy, p2p_tma};
 
 use super::benchmark::{SIMULATED_BLOCKS, SIMULATED_LARGEST};
+use super::operation::{memory, nccl_variants};
 use super::prelude::*;
 use super::signal::peer_slice;
 use crate::base::options::LARGEST;
@@ -54,6 +55,7 @@ impl Benchmark for P2p {
             let why = refused.map_or("another rank's GPU has none".to_owned(), |e| e.to_string());
             job.selection.omit(Variant::Tma, why)?;
         }
+        let nccl = job.nccl()?;
         job.begin()?;
         let dev_comm = harness.comm.create_dev_comm(DevCommRequirements::new())?;
         for bytes in self.sizes.sizes(harness.choose(LARGEST, SIMULATED_LARGEST)) {
@@ -69,13 +71,9 @@ impl Benchmark for P2p {
                 contenders.extend(selection.make(Variant::Tma, || copies.by_tma(grid))?);
             }
             contenders.extend(selection.make(Variant::CopyEngine, || copies.by_copy_engine())?);
-            contenders.extend(selection.make(Variant::Nccl, || {
-                let buffers = [harness.comm.mem_alloc(bytes)?, harness.comm.mem_alloc(bytes)?];
-                copies.by_nccl(Variant::Nccl, &buffers)
-            })?);
-            contenders.extend(
-                selection.make(Variant::NcclSym, || copies.by_nccl(Variant::NcclSym, &windows))?,
-            );
+            for (variant, (_, nccl)) in nccl_variants(selection, &nccl, false) {
+                contenders.push(copies.by_nccl(variant, nccl)?);
+            }
             let (size, count) = (bytes, bytes);
             let case = Case { size, count, dtype: "u8", ..Case::NONE };
             job.compare(case, &contenders)?;
@@ -104,8 +102,8 @@ struct Copies<'a> {
 }
 
 impl<'a> Copies<'a> {
-    /// Rounds of a checked launch, and of a timed one: enough to hide the launch, within a limit of
-    /// bytes.
+    /// Returns the copies of a checked launch of a kernel, and those of a timed one: enough to hide
+    /// the launch, within a limit of bytes.
     fn rounds(&self) -> [u32; 2] {
         [1, ((64 << 20) / self.windows[0].len()).clamp(2, 200) as u32]
     }
@@ -162,7 +160,7 @@ impl<'a> Copies<'a> {
     fn by_tma(self, grid: &GridOptions) -> Result<Contender<'a>> {
         let Self { harness, compiled, windows: [send, recv], .. } = self;
         let rows = (send.len() / TMA_ROW as usize) as u32;
-        // A block has one tile, if tiles are not too small then.
+        // The tiles are those of which each of MAX_TMA_BLOCKS blocks copies one, within the limits.
         let tile_rows = rows.div_ceil(MAX_TMA_BLOCKS).clamp(FEWEST_ROWS, TMA_ROWS);
         let max_blocks = harness.choose(MAX_TMA_BLOCKS, SIMULATED_BLOCKS);
         let blocks = grid.blocks.unwrap_or(rows.div_ceil(tile_rows).min(max_blocks));
@@ -189,13 +187,12 @@ impl<'a> Copies<'a> {
         Ok(Contender::new(Variant::CopyEngine, work, self.message(false, self.windows)?))
     }
 
-    fn by_nccl<B>(self, variant: Variant, buffers: &[B; 2]) -> Result<Contender<'a>>
-    where
-        B: Buffer<Element = u8>,
-    {
-        let message = self.message(false, buffers)?;
-        let Harness { comm, stream, rank, .. } = self.harness;
-        let [send, recv] = buffers.each_ref().map(Buffer::device_slice);
+    fn by_nccl(self, variant: Variant, nccl: &'a Nccl<'_>) -> Result<Contender<'a>> {
+        let Harness { stream, rank, .. } = self.harness;
+        let (comm, bytes) = (nccl.comm(), self.windows[0].len());
+        let buffers = memory::<u8>(comm, variant, [bytes; 2])?;
+        let message = self.message(false, &buffers)?;
+        let [send, recv] = buffers;
         let (me, both, peer) = (rank.rank(), self.both, message.peer());
         let work = move || {
             let Some(peer) = peer else { return Ok(()) };
@@ -208,6 +205,6 @@ impl<'a> Copies<'a> {
                 (false, false) => comm.recv(&recv, peer, stream),
             }
         };
-        Ok(Contender::new(variant, work, message))
+        Ok(Contender::new(variant, work, message).configured(nccl.name.as_ref()))
     }
 }

@@ -73,7 +73,7 @@ pub fn by_cublaslt<'a, T: Number, O: Number>(
 ) -> Result<Contender<'a>> {
     let Matrices { harness, problem: Problem { m, n, .. }, a, .. } = matrices;
     let (b, c) = (matrices.b_in_turn(), harness.comm.mem_alloc::<O>(m * n)?.device_slice());
-    tune(matrices, plan, c.device_address())?;
+    tune(variant, matrices, plan, c.device_address())?;
     let checked = result(c.clone());
     let work = move || {
         let addresses = [a.device_address(), b().device_address(), c.device_address()];
@@ -84,9 +84,14 @@ pub fn by_cublaslt<'a, T: Number, O: Number>(
     Ok(Contender::new(variant, work, checked).by_algorithm(plan.describe()))
 }
 
-/// Makes the plan use the fastest of its algorithms for C = A x B^T at address `c`, and prints it.
-/// *Collective*.
-pub fn tune<T: Number>(matrices: &Matrices<'_, T>, plan: &Plan<'_>, c: u64) -> Result<()> {
+/// Makes the plan use the fastest of its algorithms for C = A x B^T at address `c`, with the data
+/// that A and B have now, and prints it as that of `variant`. *Collective*.
+pub fn tune<T: Number>(
+    variant: Variant,
+    matrices: &Matrices<'_, T>,
+    plan: &Plan<'_>,
+    c: u64,
+) -> Result<()> {
     let harness = matrices.harness;
     let b = matrices.b_in_turn();
     // SAFETY: the buffers are as large as the plan's shape needs, and only this stream uses them;
@@ -101,7 +106,7 @@ pub fn tune<T: Number>(matrices: &Matrices<'_, T>, plan: &Plan<'_>, c: u64) -> R
     )?;
     if harness.rank.is_root() {
         let [m, n, k] = matrices.problem.shape();
-        println!("# cublaslt {m}x{n}x{k}: {}", plan.describe());
+        println!("# {variant} {m}x{n}x{k}: {}", plan.describe());
     }
     Ok(())
 }
@@ -116,22 +121,33 @@ impl L2 {
     ) -> Result<usize> {
         /// How many times the copies fill the L2 cache.
         const CACHES: usize = 4;
-        let copies = match (self, harness.rank.is_simulated()) {
-            (Self::Warm, _) => 1,
-            (Self::Cold, true) => 2,
+        let bytes = problem.n * problem.k * element_bytes;
+        // The copies that fill the L2 cache, and those that are in turn.
+        let (fill, copies) = match (self, harness.rank.is_simulated()) {
+            (Self::Warm, _) => return Ok(1),
+            (Self::Cold, true) => (1, 2),
             (Self::Cold, false) => {
-                let bytes = problem.n * problem.k * element_bytes;
-                CACHES * gpu::l2_bytes(harness.rank.context())? / bytes + 1
+                let cache = gpu::l2_bytes(harness.rank.context())?;
+                (cache / bytes + 1, CACHES * cache / bytes + 1)
             }
         };
         let run = harness.run;
-        ensure!(
-            run.graph == 0 || run.iters >= copies,
-            "--l2 cold: {:?} needs {copies} copies of B, one per launch of a graph: raise -n",
-            problem.shape()
-        );
-        Ok(copies)
+        if run.graph == 0 {
+            return Ok(copies);
+        }
+        cold_copies(copies, fill, run.iters).with_context(|| {
+            let shape = problem.shape();
+            let need = "one per launch of a graph: raise -n";
+            format!("--l2 cold: {shape:?} needs {copies} copies of B, {need}")
+        })
     }
+}
+
+/// Returns how many copies a graph of `calls` calls uses in turn, at least `copies`; `None` if it
+/// has fewer calls. A graph that does not use all equally often begins, when it is launched again,
+/// with those that it used last: at least `fill` of them.
+fn cold_copies(copies: usize, fill: usize, calls: usize) -> Option<usize> {
+    (copies..=calls).find(|copies| calls.is_multiple_of(*copies) || calls % copies >= fill)
 }
 
 /// This rank's A and B.
@@ -278,7 +294,8 @@ pub struct Product<'a, O> {
     /// The ranks whose products add up to C.
     pub ranks: Range<usize>,
     pub c: DeviceSlice<O>,
-    /// The rows that this rank has; all rows if C is rounded once.
+    /// The rows that this rank has. If C is rounded once these are all rows, as the check without
+    /// `sum` needs: ranks share the rows only of reduce-scatters, whose products are rounded.
     pub rows: Range<usize>,
     pub sum: Option<&'a Sum>,
     /// The relative error of each rank's product, if products are rounded before they are added.
@@ -315,6 +332,7 @@ impl Epilogue {
     /// Returns the element of C for a sum, and the absolute error that the GPU's function may have.
     fn apply(self, sum: f32, element: usize, column: usize) -> (f32, f64) {
         let x = sum + Self::bias(column);
+        // GELU by the hyperbolic tangent; the first factor is sqrt(2 / pi).
         let argument = 0.797_884_6 * (x + 0.044_715 * x * x * x);
         match self {
             Self::None => (sum, 0.0),
@@ -423,6 +441,22 @@ mod tests {
     use half::bf16;
 
     use super::*;
+
+    #[test]
+    fn a_graph_that_is_launched_again_finds_no_warm_copy() {
+        // Two copies fill the cache: the last of 22 calls with 7 copies would use what the first
+        // one uses.
+        for (copies, fill, calls, expected) in [
+            (7, 2, 22, Some(8)),
+            (7, 2, 21, Some(7)),
+            (7, 2, 23, Some(7)),
+            (7, 7, 13, Some(13)),
+            (2, 1, 5, Some(2)),
+            (7, 2, 6, None),
+        ] {
+            assert_eq!(cold_copies(copies, fill, calls), expected, "{copies} {fill} {calls}");
+        }
+    }
 
     #[test]
     fn roundings_are_no_error_and_a_rank_that_is_missing_is() {

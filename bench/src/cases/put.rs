@@ -1,9 +1,10 @@
 //! Put: ping-pong with a neighbouring rank, each message with a signal, by kernels over the network
 //! (GIN) and over NVLink, against NCCL's host sends and puts.
 
-use devcomm::{GinType, Kernels, Signal, WaitSignalDesc, Window};
+use devcomm::{GinType, Kernels, Signal, WaitSignalDesc};
 
 use super::benchmark::{SIMULATED_BLOCKS, SIMULATED_LARGEST};
+use super::operation::nccl_variants;
 use super::prelude::*;
 use crate::base::KERNELS;
 use crate::cases::workloads::{self, Message, Workload};
@@ -18,7 +19,7 @@ pub struct Put {
     grid: GridOptions,
 }
 
-/// Smallest message in bytes, added to the command line's sizes if those are larger.
+/// The message in bytes that is measured first if all of the command line's sizes are larger.
 const SMALLEST: usize = 8;
 /// Default largest message on GPUs.
 const LARGEST: usize = 4 << 20;
@@ -39,6 +40,7 @@ impl Benchmark for Put {
         ensure!(harness.rank.n_ranks() >= 2, "a put needs two ranks, and there is one");
         omit(job)?;
         let over_gin = job.kernels(&KERNELS, "gin_put")?;
+        let nccl = job.nccl()?;
         let load = || Ok(Kernels::load(harness.rank.context(), &KERNELS)?);
         let over_nvlink = job.selection.make(Variant::RustLsa, load)?;
         job.begin()?;
@@ -63,9 +65,12 @@ impl Benchmark for Put {
             if let (Some(put), Some(kernels)) = (&nvlink, &over_nvlink) {
                 contenders.push(put.contender(Variant::RustLsa, kernels)?);
             }
-            let selection = &job.selection;
-            contenders.extend(selection.make(Variant::Nccl, || by_nccl(harness, bytes))?);
-            contenders.extend(selection.make(Variant::NcclSym, || by_nccl_sym(harness, windows))?);
+            for (variant, (_, nccl)) in nccl_variants(&job.selection, &nccl, false) {
+                contenders.push(match variant {
+                    Variant::Nccl => by_nccl(harness, nccl, bytes)?,
+                    _ => by_nccl_sym(harness, nccl, bytes)?,
+                });
+            }
             let (size, count) = (bytes, bytes);
             let case = Case { size, count, dtype: "u8", ..Case::NONE };
             job.compare(case, &contenders)?;
@@ -101,24 +106,31 @@ pub fn omit(job: &mut Job<'_>) -> Result<()> {
 }
 
 /// Returns NCCL's host sends, on memory of `ncclMemAlloc`.
-pub fn by_nccl<'a>(harness: &'a Harness<'a>, bytes: usize) -> Result<Contender<'a>> {
-    let Harness { comm, stream, .. } = harness;
+pub fn by_nccl<'a>(
+    harness: &'a Harness<'a>,
+    nccl: &'a Nccl<'_>,
+    bytes: usize,
+) -> Result<Contender<'a>> {
+    let (comm, stream) = (nccl.comm(), &harness.stream);
     let (send, recv) = (comm.mem_alloc(bytes)?, comm.mem_alloc(bytes)?);
     let message = Message::new(harness, &send, &recv)?;
     let send = move |peer| comm.send(&send, peer, stream);
-    Ok(by_host(Variant::Nccl, message, send, move |peer| comm.recv(&recv, peer, stream)))
+    let receive = move |peer| comm.recv(&recv, peer, stream);
+    Ok(by_host(Variant::Nccl, message, send, receive).configured(nccl.name.as_ref()))
 }
 
 /// Returns NCCL's host puts of a whole window, to the beginning of the peer's.
 fn by_nccl_sym<'a>(
     harness: &'a Harness<'a>,
-    [send, recv]: &'a [Window<u8>; 2],
+    nccl: &'a Nccl<'_>,
+    bytes: usize,
 ) -> Result<Contender<'a>> {
-    let Harness { comm, stream, .. } = harness;
-    let message = Message::new(harness, send, recv)?;
-    let send = move |peer| comm.put_signal(send, recv, 0, Signal::to(peer), stream);
+    let (comm, stream) = (nccl.comm(), &harness.stream);
+    let (send, recv) = (comm.window::<u8>(bytes)?, comm.window(bytes)?);
+    let message = Message::new(harness, &send, &recv)?;
+    let send = move |peer| comm.put_signal(&send, &recv, 0, Signal::to(peer), stream);
     let receive = move |peer| comm.wait_signal(&[WaitSignalDesc::from(peer)], stream);
-    Ok(by_host(Variant::NcclSym, message, send, receive))
+    Ok(by_host(Variant::NcclSym, message, send, receive).configured(nccl.name.as_ref()))
 }
 
 /// Returns a contender that makes one round trip: the lower rank of a pair sends first. A rank

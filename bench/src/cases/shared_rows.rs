@@ -93,7 +93,7 @@ macro_rules! benchmarks {
             }
 
             fn plan(operation: &Self::Operation, shape: [usize; 3]) -> (String, Option<f64>) {
-                (plan_of(operation.explain(shape)), $rounding)
+                (plan_of(operation.explain(shape), ""), $rounding)
             }
 
             fn launch(

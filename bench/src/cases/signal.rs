@@ -7,6 +7,7 @@ use devcomm::{
 use devcomm_bench_kernels::{gin_signal, lsa_signal};
 use devcomm_testing::simulated::read;
 
+use super::operation::nccl_variants;
 use super::prelude::*;
 use super::put::{by_host, by_nccl, omit};
 use crate::cases::workloads::{Message, gin_requirements};
@@ -29,14 +30,18 @@ impl Benchmark for Signal {
         ensure!(harness.rank.n_ranks() >= 2, "a signal needs two ranks, and there is one");
         omit(job)?;
         let compiled = Kernels::load(harness.rank.context(), &crate::base::KERNELS)?;
+        let nccl = job.nccl()?;
         job.begin()?;
-        let windows = [harness.comm.window(1)?, harness.comm.window(1)?];
         let (selection, mut contenders) = (&job.selection, Vec::new());
         for variant in [Variant::Rust, Variant::RustLsa] {
             contenders.extend(selection.make(variant, || by_kernel(harness, &compiled, variant))?);
         }
-        contenders.extend(selection.make(Variant::Nccl, || by_nccl(harness, 1))?);
-        contenders.extend(selection.make(Variant::NcclSym, || by_nccl_sym(harness, &windows))?);
+        for (variant, (_, nccl)) in nccl_variants(selection, &nccl, false) {
+            contenders.push(match variant {
+                Variant::Nccl => by_nccl(harness, nccl, 1)?,
+                _ => by_nccl_sym(harness, nccl)?,
+            });
+        }
         job.compare(Case::NONE, &contenders)
     }
 }
@@ -97,26 +102,26 @@ impl Outcome for Received<'_> {
 }
 
 /// Returns NCCL's host signals. In the check each follows a byte, which its receiver must see.
-fn by_nccl_sym<'a>(
-    harness: &'a Harness<'a>,
-    [send, recv]: &'a [Window<u8>; 2],
-) -> Result<Contender<'a>> {
-    let Harness { comm, stream, .. } = harness;
+fn by_nccl_sym<'a>(harness: &'a Harness<'a>, nccl: &'a Nccl<'_>) -> Result<Contender<'a>> {
+    let (comm, stream) = (nccl.comm(), &harness.stream);
+    let (send, recv) = (comm.window::<u8>(1)?, comm.window(1)?);
     let seen = comm.mem_alloc(1)?.device_slice();
     let message = Message::new(harness, &send.device_slice(), &seen)?;
-    let theirs = message.peer().map(|peer| peer_slice(harness, recv, peer)).transpose()?;
+    let theirs = message.peer().map(|peer| peer_slice(harness, &recv, peer)).transpose()?;
+    let timed = Message::new(harness, &send, &recv)?;
     let signal = move |peer| comm.signal(devcomm::Signal::to(peer), stream);
     let wait = move |peer| comm.wait_signal(&[WaitSignalDesc::from(peer)], stream);
     let put = move |peer| {
-        theirs.iter().try_for_each(|theirs| stream.copy(send, theirs))?;
+        theirs.iter().try_for_each(|theirs| stream.copy(&send, theirs))?;
         signal(peer)
     };
     let see = move |peer| {
         wait(peer)?;
-        stream.copy(recv, &seen)
+        stream.copy(&recv, &seen)
     };
-    let timed = by_host(Variant::NcclSym, Message::new(harness, send, recv)?, signal, wait).timed;
-    Ok(Contender { timed, ..by_host(Variant::NcclSym, message, put, see) })
+    let timed = by_host(Variant::NcclSym, timed, signal, wait).timed;
+    let checked = by_host(Variant::NcclSym, message, put, see).configured(nccl.name.as_ref());
+    Ok(Contender { timed, ..checked })
 }
 
 /// Returns a window of a rank that this one reaches by load and store. The window outlives its

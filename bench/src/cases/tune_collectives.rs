@@ -55,8 +55,11 @@ impl TableKey for Key {
 impl TuneCollective {
     /// Times the plans of every size.
     pub fn run(&self, operation: Operation) -> Result<()> {
-        self.run.validate()?;
+        self.run.validate_for_plans()?;
         self.sizes.validate()?;
+        if operation.reduces() {
+            self.dtype.require_float("tune")?;
+        }
         // A file that is not a table, or cannot be written, is an error before any measurement.
         self.table.as_deref().map(Table::<Key>::read).transpose()?;
         validate_output("--table", self.table.as_deref())?;
@@ -69,7 +72,7 @@ impl TuneCollective {
     }
 
     fn run_types(&self, harness: &Harness<'_>, operation: Operation) -> Result<()> {
-        let collectives = Collectives::new(harness.comm)?;
+        let collectives = harness.collectives().build(harness.comm)?;
         // Tables name the type `u8` where the time depends on the bytes alone.
         if !operation.reduces() {
             return self.run_type::<f32>(harness, operation, &collectives, "u8");

@@ -94,8 +94,8 @@ impl<K: TableKey> Table<K> {
         self.entries.contains_key(key)
     }
 
-    /// Adds an entry, or replaces the one with this key. A table without
-    /// comments gets `head` as its first line.
+    /// Adds an entry, or replaces the one with this key. A table without comments gets `head` as
+    /// its first line.
     pub fn insert(&mut self, key: K, line: String, head: String) {
         if self.comments.is_empty() {
             self.comments.push(head);

@@ -48,6 +48,7 @@ impl Benchmark for Twins {
                 PAIRS.map(|(known, _)| known).join(", ")
             );
         }
+        self.dtype.require_float("twins")?;
         self.sizes.validate()?;
         self.grid.validate()
     }

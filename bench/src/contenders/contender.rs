@@ -118,7 +118,8 @@ pub struct Contender<'a> {
     pub algorithm: Option<String>,
     /// The configuration of NCCL; `None` for its default.
     pub configuration: Option<String>,
-    /// The plan that the command line names for it.
+    /// The plan, or the configuration of NCCL, that the command line names for it. It tells the
+    /// rows of one variant in a case apart.
     pub asked: Option<String>,
     /// Operations per timed call: a row reports the time of one operation.
     pub operations: u32,
@@ -223,7 +224,7 @@ impl<'a> Contender<'a> {
         Self { asked: name.cloned(), configuration: name.cloned(), ..self }
     }
 
-    /// Returns what a row's column of the algorithm has: that, and the configuration of NCCL.
+    /// Returns the text of a row's column `algorithm`: the algorithm and NCCL's configuration.
     pub fn description(&self) -> Option<String> {
         match (&self.configuration, &self.algorithm) {
             (Some(name), Some(algorithm)) => Some(format!("{algorithm}; NCCL {name}")),

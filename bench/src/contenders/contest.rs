@@ -66,7 +66,8 @@ macro_rules! collective {
 const PLAIN: &str = "the same on memory of ncclMemAlloc that is not registered";
 const BESIDE: &str = "the product of --beside alone";
 
-const CONTESTS: &[Contest] = &[
+/// The contests of all benchmarks.
+pub const CONTESTS: &[Contest] = &[
     contest!("all-reduce":
         Column Rust "kernels::lsa_allreduce on symmetric windows",
         Ours RustOps "devcomm::Collectives::all_reduce on the windows",
@@ -81,7 +82,8 @@ const CONTESTS: &[Contest] = &[
         Theirs FlashInfer "FlashInfer's allreduce_fusion without a norm, in a run before too",
         Theirs Vllm "vLLM's custom all-reduce, FlashInfer's copy, the same",
         Theirs NcclTestsLsa
-            "all_reduce_perf -D 1 of nccl-tests, by the host's clock, in a run before the others",
+            "all_reduce_perf -D 1 of nccl-tests, with its default of 16 blocks (-V), by the host's \
+             clock, in a run before the others",
         Theirs NcclTestsLsaVector "all_reduce_perf -D 2, the same",
         Column RustGemm BESIDE,
     ),
@@ -133,11 +135,14 @@ const CONTESTS: &[Contest] = &[
         Column CppAgain "the kernel in C++ loaded a second time",
     ),
     contest!("p2p":
-        Column Read "a kernel of the even rank loads from the odd one",
-        Column Write "a kernel of the even rank stores to the odd one",
+        Column Read
+            "a kernel of the even rank loads from the odd one, 2 to 200 times per launch, so that \
+             the time of a copy has little of the launch",
+        Column Write "a kernel of the even rank stores to the odd one, as often",
         Column Tma "the same by TMA, for multiples of 128 bytes",
-        Column CopyEngine "cuMemcpyAsync of the even rank to the odd one",
-        Theirs Nccl "ncclSend of the even rank, on memory that is not registered",
+        Column CopyEngine "cuMemcpyAsync of the even rank to the odd one, a call for each copy",
+        Theirs Nccl
+            "ncclSend of the even rank, on memory that is not registered, a call for each copy",
         Theirs NcclSym "the same on the windows",
     ),
     contest!("gemm":
@@ -223,6 +228,12 @@ impl Contest {
     /// Returns the contest of a benchmark, by its name on the command line.
     pub fn of(benchmark: &str) -> Option<&'static Self> {
         CONTESTS.iter().find(|contest| contest.benchmark == benchmark)
+    }
+
+    /// Returns whether a variant is in ratios.
+    pub fn competes(&self, variant: Variant) -> bool {
+        let is_it = |info: &VariantInfo| info.variant == variant && info.role != Role::Column;
+        self.variants.iter().any(is_it)
     }
 
     /// Returns the variants with a role.

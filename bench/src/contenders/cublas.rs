@@ -64,13 +64,15 @@ impl GroupedProduct {
     pub unsafe fn enqueue(&self, stream: &Stream) -> devcomm::Result<()> {
         let groups = self.rows.len();
         let [b, a, c] = self.addresses.each_ref().map(|all| all.device_address());
-        // cuBLAS's matrices are column-major: it computes the transpose, B x A^T.
+        // cuBLAS's matrices are column-major: it computes the transpose, B x A^T. A group of
+        // cuBLAS, which is some products of one shape, is a single product here (`size`).
         let (op_b, op_a) =
             (vec![Transposition::CUBLAS_OP_T; groups], vec![Transposition::CUBLAS_OP_N; groups]);
         let (one, zero, size) = (vec![1.0_f32; groups], vec![0.0_f32; groups], vec![1; groups]);
         let bf16 = cudaDataType::CUDA_R_16BF;
-        // SAFETY: the arrays have an element for each group, and the caller's buffers are as large
-        // as the products need. A `CUstream` is also a `cudaStream_t`.
+        // SAFETY: the arrays have an element for each group, and cuBLAS reads those of the host
+        // within the call; the caller's buffers are as large as the products need. A `CUstream` is
+        // also a `cudaStream_t`.
         let done = unsafe {
             sys::cublasSetStream_v2(self.handle, stream.as_raw().cast()).result().and_then(|()| {
                 let workspace = self.scratch.device_address() as *mut _;

@@ -40,6 +40,11 @@ pub struct PeerResult {
 }
 
 impl PeerResult {
+    /// Prints that there is no row of it, and why.
+    pub fn leave_out(&self, why: &str) {
+        println!("# left out: {} of {} B {:?}: {why}", self.variant, self.size, self.shape);
+    }
+
     #[cfg(test)]
     pub fn new(variant: Variant, dtype: &str, size: usize) -> Self {
         let row = serde_json::json!({ "variant": variant, "type": dtype, "size": size });
@@ -47,8 +52,9 @@ impl PeerResult {
     }
 }
 
-/// Runs the processes of `program`, each with its name, at least one, and passes the lines that the
-/// first one prints to `read`. All are killed if that prints nothing for as long as `patience`.
+/// Runs the processes of `program`, of which there is at least one, each with its name. Passes the
+/// lines that the first one prints to `read`, and kills all if it prints nothing for as long as
+/// `patience`.
 pub fn run(
     program: &str,
     commands: impl IntoIterator<Item = (String, Command)>,

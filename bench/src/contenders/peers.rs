@@ -9,13 +9,14 @@ use std::process::Command;
 use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Error, Result, ensure};
 use clap::Args;
 use devcomm_locate::{NcclPart, find_nccl};
 use serde::Serialize;
 
 use crate::base::options::{RunOptions, without_flags};
 use crate::contenders::contender::Variant;
+use crate::contenders::contest::{Contest, VariantInfo};
 use crate::contenders::foreign::{self, PeerResult};
 use crate::contenders::selection::Selection;
 
@@ -31,8 +32,8 @@ pub struct Kind {
     variants: &'static [Variant],
 }
 
-/// All kinds. Each program gets a job as JSON, and the environment of torchrun; the first process
-/// prints a line of JSON for each result.
+/// All kinds. The first process of a peer prints a line of JSON for each result. All programs but
+/// that of `nccl` get a job as JSON and the environment of torchrun.
 const KINDS: [Kind; 5] = [
     Kind {
         name: "torch",
@@ -141,13 +142,24 @@ struct Job<'a> {
     seed: u64,
 }
 
+/// The variants of a peer that failed, and the reason.
+pub type FailedPeer = (Vec<Variant>, Error);
+
 impl PeerOptions {
     pub fn is_empty(&self) -> bool {
         self.peers.is_empty()
     }
 
-    /// Omits the variants of kinds that were not asked for.
-    pub fn select(&self, selection: &mut Selection) -> Result<()> {
+    /// Omits the variants of kinds that were not asked for. Each of those that were has one in the
+    /// contest and in the selection.
+    pub fn select(&self, contest: &Contest, selection: &mut Selection) -> Result<()> {
+        for Peer { kind: Kind { name, variants, .. }, .. } in &self.peers {
+            let is_of = |info: &VariantInfo| variants.contains(&info.variant);
+            let benchmark = contest.benchmark;
+            ensure!(contest.variants.iter().any(is_of), "{benchmark} has no variant of {name}");
+            let has = variants.iter().any(|variant| selection.has(*variant));
+            ensure!(has, "--peers {name}, but --variants names none of its");
+        }
         let asked = |kind: &Kind| self.peers.iter().any(|peer| peer.kind.name == kind.name);
         // This program also runs the variant of `nccl` itself.
         for kind in KINDS.iter().filter(|kind| kind.name != "nccl" && !asked(kind)) {
@@ -158,31 +170,42 @@ impl PeerOptions {
         Ok(())
     }
 
-    /// Runs the peers on `ranks` GPUs, each until it prints nothing for as long as `patience`. The
-    /// variants of a peer that fails are omitted.
+    /// Refuses peers that would do other work with this flag of the command line, of which they
+    /// know nothing; this program, as the peer `nccl`, gets the whole command line.
+    pub fn refuse_with(&self, flag: &str) -> Result<()> {
+        let other = self.peers.iter().map(|peer| peer.kind.name).find(|name| *name != "nccl");
+        ensure!(
+            other.is_none(),
+            "--peers {}: it cannot run with {flag}",
+            other.unwrap_or_default()
+        );
+        Ok(())
+    }
+
+    /// Runs the peers that have selected variants on `ranks` GPUs, one after the other. Returns
+    /// their results, and the variants of those that failed, or that printed nothing for as long as
+    /// `patience`, with the reason.
     pub fn run(
         &self,
         work: &PeerWork,
-        selection: &mut Selection,
+        selection: &Selection,
         run: &RunOptions,
         (ranks, patience): (usize, Duration),
-    ) -> Result<Vec<PeerResult>> {
-        let mut rows = Vec::new();
+    ) -> Result<(Vec<PeerResult>, Vec<FailedPeer>)> {
+        let (mut rows, mut failed) = (Vec::new(), Vec::new());
         for peer in &self.peers {
-            let variants: Vec<_> =
-                peer.kind.variants.iter().copied().filter(|v| selection.has(*v)).collect();
-            let name = peer.kind.name;
-            ensure!(!variants.is_empty(), "--peers {name}, but --variants names none of its");
+            let mut variants = peer.kind.variants.to_vec();
+            variants.retain(|variant| selection.has(*variant));
+            // An earlier run of a peer without any has failed.
+            if variants.is_empty() {
+                continue;
+            }
             match peer.run(work, &variants, run, (ranks, patience)) {
                 Ok(found) => rows.extend(found),
-                // Its variant is not omitted, as this program also runs it itself.
-                Err(why) if name == "nccl" => return Err(why),
-                Err(why) => {
-                    variants.iter().try_for_each(|v| selection.omit(*v, format!("{why:#}")))?;
-                }
+                Err(why) => failed.push((variants, why)),
             }
         }
-        Ok(rows)
+        Ok((rows, failed))
     }
 }
 
@@ -237,8 +260,8 @@ impl Peer {
         let none = || format!("{} printed no row: {line}", self.kind.name);
         let row: PeerResult = serde_json::from_str(line).with_context(none)?;
         ensure!(variants.contains(&row.variant), none());
-        if let Some(why) = row.left_out {
-            println!("# left out: {} of {} B {:?}: {why}", row.variant, row.size, row.shape);
+        if let Some(why) = &row.left_out {
+            row.leave_out(why);
             return Ok(None);
         }
         let (has, name) = (row.times_us.len(), self.kind.name);
@@ -319,7 +342,6 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::contenders::contest::VariantInfo;
     use crate::contenders::foreign::fake;
 
     #[derive(Parser)]
@@ -332,18 +354,37 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Runs a shell script in a peer's place, on three ranks, for two rounds.
+    /// Runs a shell script in a peer's place, on three ranks, for two rounds; an error if it fails.
     fn run(peer: &str, script: &str, patience: Duration) -> Result<Vec<PeerResult>> {
+        let kind = KINDS.iter().find(|kind| kind.name == peer).unwrap();
+        run_for(kind.variants, peer, script, patience)
+    }
+
+    /// Does the same for selected variants.
+    fn run_for(
+        selected: &[Variant],
+        peer: &str,
+        script: &str,
+        patience: Duration,
+    ) -> Result<Vec<PeerResult>> {
         let (_folder, program) = fake::program("program", script);
         let peers = format!("{peer}={}", program.display());
         let args = ["bench", "--rounds", "2", "-G", "1", "--peers", &peers];
         let Cli { run, peers } = Cli::parse_from(args);
         let work = PeerWork::Counts([("bf16", vec![4])].into());
-        let Peer { kind, .. } = peers.peers[0];
-        let infos: Vec<_> =
-            kind.variants.iter().map(|variant| VariantInfo::column(*variant, "")).collect();
-        let mut named = Selection::new(kind.variants, &infos, "")?;
-        peers.run(&work, &mut named, &run, (3, patience))
+        let infos = selected.iter().map(|variant| VariantInfo::column(*variant, ""));
+        let selection = Selection::new(&[], &infos.collect::<Vec<_>>(), "")?;
+        let (rows, mut failed) = peers.run(&work, &selection, &run, (3, patience))?;
+        failed.pop().map_or(Ok(rows), |(variants, why)| {
+            assert_eq!(variants, selected);
+            Err(why)
+        })
+    }
+
+    #[test]
+    fn a_peer_that_was_left_out_is_not_started_again() {
+        let rows = run_for(&[Variant::Rust], "torch", "exit 1", PATIENCE).unwrap();
+        assert_eq!(rows, []);
     }
 
     #[test]

@@ -44,7 +44,8 @@ pub struct SystemInfo {
     pub threads: bool,
     /// The NCCL in use, with the CUDA that it was built for.
     pub nccl: String,
-    /// NCCL's environment variables; of a path only the last part.
+    /// NCCL's environment variables, and the one that ignores kept plans; of a path only the last
+    /// part.
     #[serde(default)]
     pub environment: Vec<String>,
     /// Whether NCCL uses multicast over NVLink (NVLS), or why not.
@@ -90,9 +91,12 @@ impl Header {
         self.command.get(1).map_or("", String::as_str)
     }
 
-    /// Returns whether the command line has a flag.
-    pub fn has(&self, flag: &str) -> bool {
-        self.command.iter().any(|word| word == flag)
+    /// Returns a flag of the command line with its values; empty without it.
+    pub fn setting(&self, flag: &str) -> String {
+        let mut words = self.command.iter().map(String::as_str);
+        let first = words.find(|word| word.split('=').next() == Some(flag));
+        let values = words.take_while(|word| !word.starts_with('-'));
+        first.into_iter().chain(values).collect::<Vec<_>>().join(" ").replace('=', " ")
     }
 
     /// Returns the value of a flag on the command line, as `--iters 20`, `--iters=20`, `-n 20` or
@@ -217,8 +221,8 @@ impl GpuState {
     }
 }
 
-/// Returns nvidia-smi's indices of the GPUs of this host's ranks, which may share them; nvidia-smi
-/// ignores `CUDA_VISIBLE_DEVICES`.
+/// Returns the GPUs of this host's ranks, which may share them, by nvidia-smi's indices or by the
+/// UUIDs of `CUDA_VISIBLE_DEVICES`, a variable that nvidia-smi itself ignores.
 fn ordinals(ranks: usize) -> Vec<String> {
     let ranks = visible_gpus().map_or(ranks, |visible| ranks.min(visible));
     match std::env::var("CUDA_VISIBLE_DEVICES").ok().filter(|list| !list.is_empty()) {
@@ -240,9 +244,10 @@ fn environment(variables: impl Iterator<Item = (OsString, OsString)>) -> Vec<Str
     let text = |(name, value): (OsString, OsString)| {
         Some((name.into_string().ok()?, value.into_string().ok()?))
     };
-    let nccl = variables.filter_map(text).filter(|(name, _)| name.starts_with("NCCL_"));
+    let is_told = |name: &str| name.starts_with("NCCL_") || name == "DEVCOMM_KEPT_PLANS";
+    let told = variables.filter_map(text).filter(|(name, _)| is_told(name));
     let short = |value: String| value.rsplit('/').next().unwrap_or_default().to_owned();
-    let mut found: Vec<_> = nccl.map(|(name, value)| format!("{name}={}", short(value))).collect();
+    let mut found: Vec<_> = told.map(|(name, value)| format!("{name}={}", short(value))).collect();
     found.sort();
     found
 }
@@ -256,7 +261,7 @@ fn rma_plugin() -> Option<String> {
 fn command() -> Vec<String> {
     let mut words: Vec<String> = std::env::args().collect();
     if let Some(program) = words.first_mut() {
-        // The program's path is irrelevant.
+        // The path says nothing about the measurement.
         *program = env!("CARGO_BIN_NAME").to_owned();
     }
     words
@@ -287,7 +292,11 @@ mod tests {
         assert_eq!(value(["-b", "--minbytes"]), Some("1K"));
         assert_eq!(value(["--rounds"; 2]), Some("7"));
         assert_eq!(value(["-w", "--warmup_iters"]), None);
-        assert!(header.in_graphs() && header.has("--host") && !header.has("-c"));
+        assert!(header.in_graphs());
+        assert_eq!(
+            ["--host", "--rounds", "-c"].map(|flag| header.setting(flag)),
+            ["--host", "--rounds 7", ""]
+        );
         assert_eq!(header.flags("-G --rounds"), "-n20 -b 1K --host");
         assert_eq!(header.flags("-n --rounds"), "-G 1 -b 1K --host");
     }
@@ -303,9 +312,14 @@ mod tests {
             threads: true,
             nccl: "2.32.3+cuda13.4".to_owned(),
             environment: environment(
-                [("NCCL_RMA_PLUGIN", "/lib/librma.so"), ("HOME", "/"), ("NCCL_ALGO", "Ring")]
-                    .map(|(name, value)| (name.into(), value.into()))
-                    .into_iter(),
+                [
+                    ("NCCL_RMA_PLUGIN", "/lib/librma.so"),
+                    ("HOME", "/"),
+                    ("NCCL_ALGO", "Ring"),
+                    ("DEVCOMM_KEPT_PLANS", "0"),
+                ]
+                .map(|(name, value)| (name.into(), value.into()))
+                .into_iter(),
             ),
             nvls: nvls(false),
             gin: "PROXY".to_owned(),
@@ -323,7 +337,7 @@ mod tests {
             "4 x NVIDIA H200, threads of one process",
             "LSA team of 4, links NV18; GIN PROXY by librma.so, host one-sided operations yes",
             "NCCL 2.32.3+cuda13.4, NVLS off",
-            ", NCCL_ALGO=Ring, NCCL_RMA_PLUGIN=librma.so",
+            ", DEVCOMM_KEPT_PLANS=0, NCCL_ALGO=Ring, NCCL_RMA_PLUGIN=librma.so",
             "driver 580.159.04, SM clock 1980 MHz before the run (at most 1980 MHz)",
         ] {
             assert!(text.contains(part), "{part}: {text}");

@@ -43,11 +43,13 @@ pub struct Harness<'a> {
 pub struct Nccl<'a> {
     /// `None` for NCCL's default.
     pub name: Option<String>,
+    /// The communicator with the configuration; `None` for NCCL's default.
     own: Option<Communicator>,
     world: &'a Communicator,
 }
 
 impl Nccl<'_> {
+    /// Returns its communicator: its own, or the world's for NCCL's default.
     pub fn comm(&self) -> &Communicator {
         self.own.as_ref().unwrap_or(self.world)
     }
@@ -192,6 +194,9 @@ impl<'a> Harness<'a> {
         order: &mut Rng,
         rounds: usize,
     ) -> Result<(Rounds, Vec<Reading>)> {
+        if contenders.is_empty() {
+            return Ok((vec![Vec::new(); rounds], Vec::new()));
+        }
         let mut graphs = Vec::new();
         if self.run.graph > 0 {
             for contender in contenders {
@@ -221,8 +226,9 @@ impl<'a> Harness<'a> {
         }
     }
 
-    /// Does the same as [`time`](Self::time), with the kernel of --between before each call, and
-    /// without its own time; `None` without the flag. *Collective*.
+    /// Does the same as [`time`](Self::time), with the kernel of --between before each call. The
+    /// time of that kernel alone, in the same round, is subtracted, so that noise may leave less
+    /// than 0. `None` without the flag. *Collective*.
     pub fn time_between(
         &self,
         contenders: &[Contender<'_>],
@@ -244,7 +250,7 @@ impl<'a> Harness<'a> {
             let after = Contender::new(contender.variant, work, ());
             all.push(Contender { most_calls: contender.most_calls, ..after });
         }
-        // The last one is the kernel alone; its variant has no meaning.
+        // The last one is the kernel of --between alone; its variant has no meaning.
         all.push(Contender::new(Variant::Rust, touch, ()));
         let mut times = self.time(&all, order, rounds)?.0;
         for round in &mut times {
@@ -321,11 +327,11 @@ impl<'a> Harness<'a> {
     fn time_one(&self, work: Launches<'_>, calls: usize, graph: Option<&Graph>) -> Result<f64> {
         let (stream, run) = (&self.stream, self.run);
         self.rank.barrier()?;
-        let (launches, each, launch): (_, _, Launches<'_>) = match graph {
+        let (launches, calls_each, launch): (_, _, Launches<'_>) = match graph {
             Some(graph) => (run.graph, calls, &|| graph.launch(stream)),
             None => (calls, 1, work),
         };
-        // An untimed launch aligns the ranks' GPUs.
+        // An untimed launch aligns the ranks' GPUs, which leave the hosts' barrier one by one.
         launch()?;
         stream.record(&self.events.0)?;
         let start = Instant::now();
@@ -335,6 +341,6 @@ impl<'a> Harness<'a> {
         self.finish()?;
         let on_gpu = f64::from(self.events.1.elapsed_ms(&self.events.0)?) / 1e3;
         let seconds = if run.host { on_host } else { on_gpu };
-        Ok(seconds / (launches * each) as f64)
+        Ok(seconds / (launches * calls_each) as f64)
     }
 }

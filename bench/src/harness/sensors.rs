@@ -59,7 +59,8 @@ pub struct Reading {
 impl Sensors {
     /// Opens NVML for the GPU with this PCI bus ID, which ends with a zero; `None` without NVML.
     pub fn open(pci_bus_id: &[u8]) -> Option<Self> {
-        // SAFETY: NVML may be initialised here, and the functions have the signatures of nvml.h.
+        // SAFETY: opening NVML runs its initialisers, as intended, and it counts the calls of
+        // `nvmlInit_v2`; the functions have the signatures of nvml.h, and `library` outlives them.
         unsafe {
             let library = Library::new("libnvidia-ml.so.1").ok()?;
             let init = library.get::<unsafe extern "C" fn() -> i32>(c"nvmlInit_v2").ok()?;

@@ -7,6 +7,7 @@
 //! row changed if all times of one version are below all of the other.
 
 use std::fmt;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -35,12 +36,19 @@ pub fn run(options: &Options) -> Result<()> {
     Comparison::of(&starts(&options.old)?, &starts(&options.new)?)?.publish()
 }
 
-/// Returns a run and its further starts.
-pub fn starts(path: &Path) -> Result<Vec<Report<Row>>> {
-    let name = path.with_extension("");
-    let further = (2..).map(|n| format!("{}-start{n}.json", name.display()).into());
-    let further = further.take_while(|path: &PathBuf| path.is_file());
-    std::iter::once(path.to_owned()).chain(further).map(|path| Report::read(&path)).collect()
+/// Returns a run and its further starts, whatever their numbers are.
+fn starts(path: &Path) -> Result<Vec<Report<Row>>> {
+    let first = format!("{}-start", path.file_stem().unwrap_or_default().display());
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let entries = fs::read_dir(folder.unwrap_or(Path::new("."))).into_iter().flatten().flatten();
+    let is_start = |other: &PathBuf| {
+        let name = other.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with(&first) && name.ends_with(".json")
+    };
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(is_start).collect();
+    paths.sort();
+    paths.insert(0, path.to_owned());
+    paths.iter().map(|path| Report::read(path)?.require_end(path)).collect()
 }
 
 /// Standard errors that a difference exceeds.
@@ -71,19 +79,28 @@ struct Change {
 #[derive(Debug)]
 pub struct Comparison {
     changes: Vec<Change>,
-    /// Differences between the machines.
+    /// Differences between the command lines and the machines.
     notes: Vec<String>,
     /// Rows that only one run has.
     only_old: usize,
     only_new: usize,
+    /// Rows of the later run that are not compared, as a run has several of their variant and case.
+    ambiguous: usize,
+    /// Whether all starts decided, and not the noise.
+    by_starts: bool,
+    /// The wrong elements of all starts.
+    wrong: usize,
 }
+
+/// Flags that change the work of rows of the same case.
+const WORK: &str = "--host --both --beside --concurrent --epilogue --scales --groups --split \
+    --experts --top-k --routing --gin-loopback";
 
 /// Returns whether two rows are of the same variant and case.
 fn same_case(a: &Row, b: &Row) -> bool {
-    let case = |row: &Row| (row.name(), row.size, row.count, row.m, row.n, row.k, row.l2);
     // A grid is a choice of the kernel, except where it is what varies: in barriers.
     let grid = |row: &Row| (row.size == 0).then_some((row.blocks, row.threads));
-    case(a) == case(b) && grid(a) == grid(b) && a.dtype == b.dtype && a.redop == b.redop
+    a.is_like(b) && a.name() == b.name() && grid(a) == grid(b)
 }
 
 /// Returns the standard error of a row's time, relative to it, after this many rounds.
@@ -143,18 +160,24 @@ impl Comparison {
             before.in_graphs() == after.in_graphs(),
             "plain launches and graphs (-G) cannot be compared"
         );
-        ensure!(
-            before.has("--host") == after.has("--host"),
-            "times of the host's calls and of GPUs cannot be compared"
-        );
+        for flag in WORK.split_whitespace() {
+            let [a, b] = [&before, &after].map(|header| header.setting(flag));
+            ensure!(a == b, "runs with different {flag} cannot be compared: `{a}` and `{b}`");
+        }
         let rounds = [&before, &after].map(|header| {
             let value = header.value(["--rounds"; 2]).and_then(|rounds| rounds.parse().ok());
             value.unwrap_or(ROUNDS)
         });
-        let mut changes = Vec::new();
+        let (mut changes, mut ambiguous) = (Vec::new(), 0);
+        let all = || old_starts.iter().chain(new_starts);
         for row in &new.rows {
-            let same =
-                |start: &'a Report<Row>| start.rows.iter().find(|other| same_case(other, row));
+            let of_case =
+                |start: &'a Report<Row>| start.rows.iter().filter(|other| same_case(other, row));
+            if all().any(|start| of_case(start).count() > 1) {
+                ambiguous += 1;
+                continue;
+            }
+            let same = |start| of_case(start).next();
             let [earlier, later] = [old_starts, new_starts]
                 .map(|starts| starts.iter().filter_map(same).collect::<Vec<_>>());
             if !earlier.is_empty() {
@@ -172,12 +195,17 @@ impl Comparison {
             notes: notes(&before, &after),
             only_old: alone(&old.rows, &new.rows),
             only_new: alone(&new.rows, &old.rows),
+            ambiguous,
+            by_starts: old_starts.len().min(new_starts.len()) >= STARTS,
+            wrong: all().flat_map(|start| &start.rows).filter_map(|row| row.wrong).sum(),
         })
     }
 
-    /// Prints rows and summary. Rows that became slower are an error.
+    /// Prints rows and summary. Wrong results and rows that became slower are an error.
     pub fn publish(&self) -> Result<()> {
         println!("\n{}\n\n{self}", table::lines(&self.changes));
+        let wrong = self.wrong;
+        ensure!(wrong == 0, "{wrong} elements are wrong: `devcomm-bench rows` shows them");
         let slower = self.count(Verdict::Slower);
         ensure!(slower == 0, "{slower} of {} rows became slower", self.changes.len());
         Ok(())
@@ -188,12 +216,13 @@ impl Comparison {
     }
 }
 
-/// Returns what differs between the machines of two runs.
+/// Returns what differs between the command lines and the machines of two runs.
 fn notes(old: &Header, new: &Header) -> Vec<String> {
     let facts = |header: &Header| {
         let machine = header.machine.as_ref();
         let state = machine.and_then(|machine| machine.state.as_ref());
         [
+            ("flags", Some(header.flags(""))),
             ("GPU", machine.map(|machine| machine.gpu.clone())),
             ("links", machine.and_then(|machine| machine.links.clone())),
             ("NCCL", machine.map(|machine| machine.nccl.clone())),
@@ -213,16 +242,21 @@ impl fmt::Display for Comparison {
         for note in &self.notes {
             writeln!(f, "# {note}")?;
         }
+        if self.ambiguous > 0 {
+            let rows = self.ambiguous;
+            writeln!(f, "# {rows} rows are not compared, as a run has several of their name")?;
+        }
         let rows = &self.changes;
         let mean = geometric_mean(rows.iter().map(|change| change.new_us / change.old_us));
         write!(
             f,
-            "# {} rows: {} faster, {} the same, {} slower (by more than noise and 3 %); geometric \
-             mean of new over old {:.3}; {} rows only in the old run, {} only in the new one",
+            "# {} rows: {} faster, {} the same, {} slower ({}); geometric mean of new over old \
+             {:.3}; {} rows only in the old run, {} only in the new one",
             rows.len(),
             self.count(Verdict::Faster),
             self.count(Verdict::Same),
             self.count(Verdict::Slower),
+            if self.by_starts { "in all starts" } else { "by more than noise and 3 %" },
             mean.unwrap_or(1.0),
             self.only_old,
             self.only_new,
@@ -236,6 +270,9 @@ impl table::Row for Change {
         Column::new("type", "", 0, |change| Some(change.row.dtype.clone())),
         Column::new("redop", "", 0, |change| Some(change.row.redop.clone())),
         Column::if_any("shape", "m x n x k", 0, |change| change.row.shape()),
+        Column::if_any("tokens", "x elements", 0, |change| {
+            Some(format!("{}x{}", change.row.tokens?, change.row.hidden?))
+        }),
         Column::if_any("grid", "blocks x threads", 0, |change| change.row.grid()),
         Column::new("variant", "", 0, |change| Some(change.row.name())),
         Column::new("old", "us", 0, |change| number(Some(change.old_us), 2)),

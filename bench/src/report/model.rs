@@ -93,7 +93,7 @@ fn by(variant: Variant) -> Option<CollectiveBy> {
 /// Returns the measured times of a file.
 fn read(path: &Path) -> Result<Vec<Point>> {
     let name = path.display();
-    let Report { header, rows, .. } = Report::<row::Row>::read(path)?;
+    let Report { header, rows, .. } = Report::<row::Row>::read(path)?.require_end(path)?;
     let header = header.with_context(|| format!("{name} has no header"))?;
     let kind = header.subcommand().parse::<CollectiveKind>();
     let kind = kind.with_context(|| format!("{name} is of no collective"))?;

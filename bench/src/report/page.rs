@@ -47,6 +47,7 @@ const TITLES: &[(&str, &str)] = &[
     ("reduce-scatter", "Reduce-scatter"),
     ("all-gather", "All-gather"),
     ("all-to-all", "All-to-all"),
+    ("all-to-all-v", "All-to-all of uneven parts"),
     ("broadcast", "Broadcast"),
     ("rmsnorm-allreduce", "All-reduce and RMSNorm"),
     ("launch", "Launches"),
@@ -116,7 +117,8 @@ fn line(file: &File, plan: &str, standing: Option<&Standing>, folder: &str) -> S
     let File { header, types, .. } = file;
     let types: Vec<&str> = types.iter().map(String::as_str).collect();
     let flags = header.flags(OTHER_FLAGS);
-    let plan = if plan.is_empty() { String::new() } else { format!(": {plan}") };
+    let mut plan = if plan.is_empty() { String::new() } else { format!(": {plan}") };
+    plan += if file.is_checked { "" } else { " (not checked)" };
     let run = if flags.is_empty() { plan } else { format!("`{flags}`{plan}") };
     let figures = standing.map_or("- | - | - | - | -".to_owned(), |standing| {
         let Standing { cases, mean, worst, above, ties } = standing;
@@ -163,4 +165,17 @@ fn machine(file: &File) -> Option<String> {
         (if file.header.ranks > 1 { ranks } else { "-" }).to_owned(),
     ];
     Some(format!("| {} |\n", cells.join(" | ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contenders::contest::CONTESTS;
+
+    #[test]
+    fn the_page_has_a_section_for_every_benchmark() {
+        let names = |names: Vec<&'static str>| names.into_iter().collect::<BTreeSet<_>>();
+        let titles = names(TITLES.iter().map(|(benchmark, _)| *benchmark).collect());
+        assert_eq!(titles, names(CONTESTS.iter().map(|contest| contest.benchmark).collect()));
+    }
 }

@@ -152,7 +152,7 @@ impl Picture {
         ));
     }
 
-    /// Draws the lines of an axis across, between these heights, and its labels below them.
+    /// Draws a vertical line for each tick of an axis, between these heights, and its label below.
     fn x_grid(&mut self, axis: &Axis, [top, bottom]: [f64; 2], label: impl Fn(f64) -> String) {
         for &tick in &axis.ticks {
             self.line([axis.at(tick), top, axis.at(tick), bottom], GRID);
@@ -160,8 +160,8 @@ impl Picture {
         }
     }
 
-    /// Draws the lines of an axis upwards, between these sides, one of them dark, and its labels to
-    /// the left.
+    /// Draws a horizontal line for each tick of an axis, between these sides, and its label to the
+    /// left; the line of the tick `dark` is dark.
     fn y_grid(
         &mut self,
         axis: &Axis,

@@ -61,10 +61,13 @@ fn cases(rows: &[Row]) -> Vec<&[Row]> {
 /// Returns the ratios; every plan of the default has the same competitors.
 fn of_case(contest: &Contest, case: &[Row]) -> Vec<Ratio> {
     let [defaults, competitors] = [Role::Ours, Role::Theirs].map(|role| contest.with(role));
-    let by = |time: fn(&Row) -> Option<f64>, after: &str| -> Vec<Ratio> {
-        // These times are not NaN, so that they compare.
-        let us = |row: &Row| time(row).filter(|us| *us > 0.0);
+    let by = |time: fn(&Row) -> Option<f64>, noise: Noise, after: &str| -> Vec<Ratio> {
+        let us = |row: &Row| time(row).filter(|us| us.is_finite());
         let timed = || case.iter().filter(|row| us(row).is_some());
+        // The variant with such a time may be the fastest.
+        if timed().any(|row| us(row) <= Some(0.0) && contest.competes(row.variant)) {
+            return Vec::new();
+        }
         let theirs = timed().filter(|row| competitors.contains(&row.variant));
         let Some(best) = theirs.min_by(|a, b| us(a).partial_cmp(&us(b)).unwrap()) else {
             return Vec::new();
@@ -72,15 +75,21 @@ fn of_case(contest: &Contest, case: &[Row]) -> Vec<Ratio> {
         let ours: Vec<&Row> = timed().filter(|row| defaults.contains(&row.variant)).collect();
         let ratio = |row: &&Row| {
             let value = us(row)? / us(best)?;
-            let noise = row.noise_percent.unwrap_or(0.0).max(best.noise_percent.unwrap_or(0.0));
+            let noise = noise(row).unwrap_or(0.0).max(noise(best).unwrap_or(0.0));
             let plan = if ours.len() > 1 { row.plan() } else { "" };
             let (plan, case, m) = (format!("{plan}{after}").trim().to_owned(), row.label(), row.m);
             Some(Ratio { plan, case, m, starts: vec![value], noise: noise / 100.0 })
         };
         ours.iter().filter_map(ratio).collect()
     };
-    [by(|row| row.time_us, ""), by(|row| row.between_us, BETWEEN)].concat()
+    // Earlier versions did not write the noise of the times after another kernel.
+    let noise_between: Noise = |row| row.between_noise_percent.or(row.noise_percent);
+    let alone = by(|row| row.time_us, |row| row.noise_percent, "");
+    [alone, by(|row| row.between_us, noise_between, BETWEEN)].concat()
 }
+
+/// A function that returns the noise of a row's times in percent.
+type Noise = fn(&Row) -> Option<f64>;
 
 /// The suffix of a plan's name for calls that each follow an unrelated kernel.
 const BETWEEN: &str = " after another kernel";
@@ -104,13 +113,13 @@ impl Ratio {
         }
     }
 
-    /// Adds the same case of another start of the program.
+    /// Adds the ratios of the same case from another start of the program.
     pub fn join(&mut self, other: &Self) {
         self.starts.extend(&other.starts);
         self.noise = self.noise.max(other.noise);
     }
 
-    /// Returns whether it is the same case.
+    /// Returns whether `other` is of the same plan and case.
     pub fn is_of(&self, other: &Self) -> bool {
         (&self.plan, &self.case) == (&other.plan, &other.case)
     }
@@ -172,7 +181,11 @@ pub fn by_plan(ratios: &[Ratio]) -> Vec<(&str, Vec<Ratio>)> {
 #[derive(Clone, Debug)]
 pub struct Summary {
     wrong: usize,
-    checked: bool,
+    rows: usize,
+    /// The rows whose results were not checked.
+    unchecked: usize,
+    /// The rows whose time after another kernel is not above 0. Their cases have no such ratio.
+    without_between: usize,
     contest: &'static Contest,
     /// The standing of each plan of the default.
     standings: Vec<(String, Standing)>,
@@ -184,9 +197,12 @@ impl Summary {
         let ratios = ratios(contest, rows);
         let standing =
             |(plan, ratios): (&str, Vec<_>)| Some((plan.to_owned(), Standing::of(&ratios)?));
+        let count = |has: fn(&&Row) -> bool| rows.iter().filter(has).count();
         Self {
             wrong: rows.iter().filter_map(|row| row.wrong).sum(),
-            checked: rows.iter().all(|row| row.wrong.is_some()),
+            rows: rows.len(),
+            unchecked: count(|row| row.wrong.is_none()),
+            without_between: count(|row| row.between_us.is_some_and(|us| us <= 0.0)),
             contest,
             standings: by_plan(&ratios).into_iter().filter_map(standing).collect(),
         }
@@ -211,9 +227,17 @@ impl fmt::Display for Summary {
         if !self.standings.is_empty() && !columns.is_empty() {
             writeln!(f, "# in no ratio: {columns}")?;
         }
-        match self.checked {
-            true => write!(f, "# #wrong {}", self.wrong),
-            false => write!(f, "# results were not checked"),
+        if self.without_between > 0 {
+            let rows = self.without_between;
+            writeln!(
+                f,
+                "# {rows} times after another kernel are not above 0, by noise, and in no ratio"
+            )?;
+        }
+        match self.unchecked {
+            0 => write!(f, "# #wrong {}", self.wrong),
+            unchecked if unchecked == self.rows => write!(f, "# results were not checked"),
+            unchecked => write!(f, "# #wrong {}, {unchecked} rows were not checked", self.wrong),
         }
     }
 }
@@ -322,10 +346,30 @@ mod tests {
     }
 
     #[test]
-    fn wrong_results_fail_whatever_the_times() {
+    fn a_ratio_after_another_kernel_has_the_noise_of_its_times_and_none_without_one() {
+        let (contest, mut rows) = measured();
+        for (row, us) in rows.iter_mut().zip([3.0, 3.6, 6.0]) {
+            (row.between_us, row.noise_percent) = (Some(us), Some(0.1));
+        }
+        // A difference of 17 % is a tie if the times after another kernel differ by 20 %.
+        for (noise, is_tie) in [(None, false), (Some(20.0), true)] {
+            rows[1].between_noise_percent = noise;
+            assert_eq!(ratios(contest, &rows)[1].is_tie(), is_tie, "{noise:?}");
+        }
+        rows[2].between_us = Some(-0.5);
+        assert_eq!(ratios(contest, &rows).len(), 1);
+        let summary = Summary::of(contest, &rows).to_string();
+        assert!(summary.contains("# 1 times after another kernel are not above 0"), "{summary}");
+    }
+
+    #[test]
+    fn wrong_results_fail_whatever_the_times_and_the_unchecked_rows() {
         let (contest, mut rows) = measured();
         rows[1].wrong = Some(7);
-        let error = Summary::of(contest, &rows).judge().unwrap_err().to_string();
+        rows[2].wrong = None;
+        let summary = Summary::of(contest, &rows);
+        let error = summary.judge().unwrap_err().to_string();
         assert!(error.contains("7 elements are wrong"), "{error}");
+        assert!(summary.to_string().ends_with("# #wrong 7, 1 rows were not checked"), "{summary}");
     }
 }

@@ -115,7 +115,8 @@ pub struct Row {
     /// The rate of a matrix product: 10^12 operations (a multiply-add counts as two) per second, on
     /// each rank.
     pub tflops: Option<f64>,
-    /// Wrong elements over all ranks; `None` if not checked.
+    /// Wrong elements over all ranks, of those that are checked: of large results some are. `None`
+    /// without checks.
     pub wrong: Option<usize>,
     /// Interquartile range of the times in percent of their median.
     pub noise_percent: Option<f64>,
@@ -124,8 +125,8 @@ pub struct Row {
     pub time_over_best: Option<f64>,
     /// The library's algorithm, or the plan of the product in Rust.
     pub algorithm: Option<String>,
-    /// The plan that the command line names for it; of a peer program, the algorithm that its
-    /// result names, which tells rows of one variant apart.
+    /// The plan, or the configuration of NCCL, that the command line names for it; of a peer
+    /// program, the algorithm that its result names. It tells rows of one variant apart.
     pub asked: Option<String>,
     pub l2: Option<L2>,
     /// Medians of rank 0's GPU while the variant was timed; `None` without NVML.
@@ -141,10 +142,14 @@ pub struct Row {
     /// Microseconds of the operation when a plain kernel runs before each call, without that
     /// kernel's own time (--between).
     pub between_us: Option<f64>,
+    /// The interquartile range of these times in percent of their median; `None` in files of
+    /// earlier versions.
+    pub between_noise_percent: Option<f64>,
 }
 
 /// Adds the columns that follow from the times to the rows of a case, and sorts the rows: out of
 /// place first, then by variant in the order in which these first come. `bus` is [`Case::bus`].
+/// Each of `rounds` has a time for each row, in the order that the rows have before.
 pub fn add_times(rows: &mut [Row], bus: f64, competitors: &[Variant], rounds: Option<&Rounds>) {
     let spread = |time: &dyn Fn(&[f64]) -> f64| Spread::of(rounds?.iter().map(|round| time(round)));
     let median = |i: usize| spread(&|round| round[i]).map_or(f64::INFINITY, |time| time.median);
@@ -236,7 +241,7 @@ impl Row {
         text.split([',', '(']).next().unwrap_or_default().trim_end()
     }
 
-    /// Returns whether it is of the same size, shape, type and place.
+    /// Returns whether it is of the same size, shape, type, reduction, L2 cache and place.
     pub fn is_like(&self, other: &Self) -> bool {
         let numbers = |row: &Self| {
             [Some(row.size), Some(row.count), row.m, row.n, row.k, row.tokens, row.hidden]

@@ -76,6 +76,9 @@ pub struct Report<R> {
     pub header: Option<Header>,
     /// The rows, in order.
     pub rows: Vec<R>,
+    /// Whether the run has ended; `None` in files of earlier versions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    is_complete: Option<bool>,
     #[serde(skip)]
     layout: Layout,
 }
@@ -88,12 +91,31 @@ pub fn lines<R: Row>(rows: &[R]) -> String {
 impl<R: Row + Serialize> Report<R> {
     /// Returns a report without rows.
     pub fn new() -> Self {
-        Self { header: None, rows: Vec::new(), layout: Layout::default() }
+        Self { header: None, rows: Vec::new(), is_complete: None, layout: Layout::default() }
     }
 
-    /// Sets the header.
-    pub fn set_header(&mut self, header: Header) {
-        self.header = Some(header);
+    /// Sets the header of a run that has begun: until [`finish`](Self::finish) its rows are the
+    /// first ones.
+    pub fn begin(&mut self, header: Header) {
+        (self.header, self.is_complete) = (Some(header), Some(false));
+    }
+
+    /// Marks the rows as all of the run's, and writes the requested files, if any.
+    pub fn finish(&mut self, output: Option<&OutputOptions>) -> Result<()> {
+        self.is_complete = Some(true);
+        output.map_or(Ok(()), |output| self.write(output))
+    }
+
+    /// Returns whether these are known to be only the first rows of a run.
+    pub fn is_cut_off(&self) -> bool {
+        self.is_complete == Some(false)
+    }
+
+    /// Refuses a file with only the first rows of a run.
+    pub fn require_end(self, path: &Path) -> Result<Self> {
+        let name = path.display();
+        ensure!(!self.is_cut_off(), "{name} is of a run that did not end: run it again");
+        Ok(self)
     }
 
     /// Reads a file that `--json` wrote.

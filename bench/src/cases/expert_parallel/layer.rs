@@ -93,7 +93,7 @@ impl<'a> Layer<'a> {
             batch: Rc::clone(batch),
             experts: Rc::new(experts),
         };
-        // After these, any operation can run.
+        // A group and a combine need the rows of a dispatch: after these, any operation can run.
         layer.launch(Operation::Dispatch)?;
         layer.launch(Operation::Group)?;
         Ok(Rc::new(layer))
@@ -168,7 +168,8 @@ impl Outcome for LayerOutcome<'_> {
     }
 }
 
-/// Returns how many elements differ, up to the end of the shorter slice.
+/// Returns how many elements differ, up to the end of the shorter slice. `got` is at least as long
+/// as `want`: a buffer may have unused room.
 pub fn count_different<T: PartialEq>(got: &[T], want: &[T]) -> usize {
     got.iter().zip(want).filter(|(got, want)| got != want).count()
 }

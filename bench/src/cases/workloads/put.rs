@@ -56,7 +56,7 @@ impl<'a> Message<'a> {
 
 impl Outcome for Message<'_> {
     fn poison(&self) -> Result<()> {
-        // No message contains this byte.
+        // `datum` never returns a byte of all ones.
         Ok(self.recv.fill_bytes(0xff)?)
     }
 

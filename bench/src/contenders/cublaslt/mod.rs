@@ -129,7 +129,7 @@ impl CublasLt {
             true => sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_MASK,
             false => sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
         };
-        // SAFETY: the type consists of numbers, for which zeros are valid.
+        // SAFETY: the type consists of numbers and of a status, which is a success if it is 0.
         let mut found: [sys::cublasLtMatmulHeuristicResult_t; ASKED] =
             unsafe { std::mem::zeroed() };
         let mut count = 0;
@@ -207,7 +207,7 @@ impl Plan<'_> {
             (Some(_), false) => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
             (None, _) => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
         };
-        // CUBLAS_OP_T.
+        // cuBLASLt's A, which is our B, is transposed: 1 is CUBLAS_OP_T.
         set(CUBLASLT_MATMUL_DESC_TRANSA, addressed(&1_i32))?;
         if types.factors.size() == 1 {
             set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, addressed(&1_i8))?;
