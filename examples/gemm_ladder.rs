@@ -19,7 +19,7 @@ use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::run;
 use half::bf16;
 
-/// Matrix products, from a loop to cuBLASLt, each a step faster than the one before.
+/// Matrix products, from a loop to cuBLASLt's speed, each a step faster than the one before.
 #[derive(Parser)]
 struct Options {
     /// Rows of C, a multiple of 256 [default: 1024; simulated 256]

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cargo xtask run train_loop                  # a process for each GPU; rank 1 kills itself
-//! DEVCOMM_SIMULATE=8 cargo run --bin train_loop -- --fail 5@20 --fail 0@40
+//! DEVCOMM_SIMULATE=8 cargo xtask run train_loop --fail 5@20 --fail 0@40
 //! ```
 
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! Matrix products, from a loop to cuBLASLt, each a step faster than the one before.
+//! Matrix products, from a loop to cuBLASLt's speed, each a step faster than the one before.
 //!
 //! `docs/gemm.md` explains them. Each computes `C = A x B^T` in bf16, with sums in f32: A has
 //! `m x k` elements, B `n x k` and C `m x n`, all row-major. To show the idea and nothing else, `m`
