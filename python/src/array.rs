@@ -14,7 +14,7 @@ use crate::communicator::Comm;
 use crate::errors::{CHECK_ERROR, exception, invalid, raise};
 use crate::own::detached;
 use crate::signals::waiting;
-use crate::stream::{LEGACY, captures_current, loaded, require_shared};
+use crate::stream::{LEGACY, captures_current, handle_of, loaded, require_shared};
 use crate::window::{PyWindow, Win, name_of};
 
 /// The memory of an array, whose elements are consecutive in row-major order.
@@ -64,7 +64,8 @@ pub enum Owner {
     Other(Py<PyAny>),
 }
 
-/// What numpy's and numba's interfaces say, which have the same form.
+/// The contents of numpy's `__array_interface__` or of numba's `__cuda_array_interface__`, which
+/// have the same form.
 struct Interface {
     address: u64,
     shape: Vec<usize>,
@@ -77,13 +78,13 @@ struct Interface {
 impl Array {
     /// Returns the memory of `array`, which the call reads, and which is called `name` in messages.
     ///
-    /// Memory on the host is that of classes whose objects keep it: what another object's
-    /// `__array_interface__` describes may be free again when the interface is there, as with
-    /// numpy's scalars.
+    /// Memory on the host is taken from tensors of torch's and numpy's arrays alone, which keep it:
+    /// what another object's `__array_interface__` describes may be free again when that property
+    /// returns, as with numpy's scalars.
     pub fn of(comm: &Comm, array: &Bound<'_, PyAny>, name: &str) -> PyResult<Self> {
         let py = array.py();
         if let Ok(window) = array.cast::<PyWindow>() {
-            let window = window.get().own().get()?;
+            let window = window.get().get()?;
             let (address, shape, data_type) =
                 (window.address(), vec![window.len], window.data_type);
             return Self::new(name, address, shape, data_type, Place::Window(window));
@@ -103,7 +104,7 @@ impl Array {
         if let Some(interface) = array.getattr_opt(intern!(py, "__cuda_array_interface__"))? {
             let Interface { address, shape, data_type, writable, stream } =
                 Interface::new(interface.cast()?, name)?;
-            // Nothing is done with a real GPU's memory in a simulated world.
+            // In a simulated world `Operand::new` refuses the memory of any real GPU.
             let ordinal = match comm.gpu.simulated || shape.contains(&0) {
                 true => comm.gpu.context.ordinal(),
                 false => gpu_of(address, name)?,
@@ -170,6 +171,12 @@ impl Array {
         };
         if !tensor.call_method0(intern!(py, "is_contiguous"))?.extract::<bool>()? {
             return Err(not_contiguous(name, &shape));
+        }
+        if tensor.call_method0(intern!(py, "is_neg"))?.extract()? {
+            return Err(invalid(format!(
+                "{name} is a negated view, in whose memory the numbers have the other sign; copy \
+                 it first (resolve_neg())"
+            )));
         }
         let data_type = type_of(&tensor.getattr(intern!(py, "dtype"))?, name)?;
         let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
@@ -290,7 +297,8 @@ impl Array {
     }
 }
 
-/// Returns a new tensor that `method`, `new_empty` or `new_zeros`, makes where the tensor `a` is.
+/// Returns a new tensor that `method`, `new_empty` or `new_zeros`, makes where the tensor `a` is,
+/// as work of the stream that a call asks for.
 ///
 /// # Errors
 ///
@@ -300,20 +308,21 @@ pub fn new_tensor<'py>(
     method: &str,
     shape: [usize; 2],
     data_type: DataType,
+    asked: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = a.py();
     if !TENSOR.is_of(a)? {
         return Err(invalid("c is left out: a must then be a tensor of torch's"));
     }
-    let options = PyDict::new(py);
-    options.set_item("dtype", py.import("torch")?.getattr(name_of(data_type))?)?;
-    a.call_method(method, (shape,), Some(&options))
+    let stream = asked.map(handle_of).transpose()?;
+    let arguments = (a, method, shape, name_of(data_type), stream);
+    py.import("devcomm._torch")?.call_method1("new_tensor", arguments)
 }
 
 /// Returns the element type that `dtype` names: one of torch's or numpy's, or a name such as
 /// `"bf16"`.
 pub fn type_of(dtype: &Bound<'_, PyAny>, name: &str) -> PyResult<DataType> {
-    // A class of numpy's, `numpy.float32`, has its name; an instance prints it.
+    // The class `numpy.float32` has a `__name__`; a dtype of numpy's or torch's prints its name.
     let text = match dtype.getattr_opt(intern!(dtype.py(), "__name__"))? {
         Some(name) => name.extract::<String>()?,
         None => dtype.str()?.extract()?,
@@ -412,7 +421,7 @@ impl Interface {
 struct Class {
     module: &'static str,
     name: &'static str,
-    /// Once it is loaded.
+    /// The class, once its module is loaded.
     class: PyOnceLock<Py<PyAny>>,
 }
 
@@ -433,7 +442,7 @@ impl Class {
             return object.is_instance(class.bind(py));
         }
         let Some(module) = loaded(py, self.module)? else { return Ok(false) };
-        // It has no class yet while it is loaded.
+        // A module whose import has not ended may lack the class.
         let Some(class) = module.getattr_opt(self.name)? else { return Ok(false) };
         object.is_instance(self.class.get_or_init(py, || class.unbind()).bind(py))
     }
@@ -458,18 +467,18 @@ fn elements_of(shape: &[usize], size: usize) -> Option<usize> {
     len.checked_mul(size).filter(|bytes| isize::try_from(*bytes).is_ok()).map(|_| len)
 }
 
-/// Returns whether elements of `size` bytes are consecutive. [`elements_of`] refuses the extents
-/// that overflow here.
+/// Returns whether elements of `size` bytes are consecutive. Extents whose product saturates here
+/// are refused by [`elements_of`] later.
 fn is_row_major(shape: &[usize], strides: &[isize], size: usize) -> bool {
     let mut expected = size as isize;
-    let consecutive = |(&extent, &stride): (&usize, &isize)| {
+    let is_consecutive = |(&extent, &stride): (&usize, &isize)| {
         // The stride of a single element has no meaning.
-        let consecutive = extent == 1 || stride == expected;
+        let is_consecutive = extent == 1 || stride == expected;
         expected = expected.saturating_mul(isize::try_from(extent).unwrap_or(isize::MAX));
-        consecutive
+        is_consecutive
     };
     shape.len() == strides.len()
-        && (shape.contains(&0) || shape.iter().zip(strides).rev().all(consecutive))
+        && (shape.contains(&0) || shape.iter().zip(strides).rev().all(is_consecutive))
 }
 
 fn not_contiguous(name: &str, shape: &[usize]) -> PyErr {

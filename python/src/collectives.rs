@@ -15,9 +15,10 @@ use crate::operand::{Operand, with_type};
 use crate::own::Own;
 use crate::signals::waiting;
 
+/// Collectives, and their communicator, which is dropped last, since its GPU keeps streams.
 struct Inner {
-    comm: Arc<Comm>,
     collectives: ReentrantMutex<Collectives>,
+    comm: Arc<Comm>,
 }
 
 /// Collectives on a communicator: by devcomm's kernels where load and store reach all ranks, and by
@@ -25,8 +26,10 @@ struct Inner {
 ///
 /// Every rank calls the same operations in the same order, with arrays of the same types and
 /// lengths. They are enqueued to torch's current stream, to the given one, or without torch to
-/// devcomm's own, and can be captured in torch's CUDA graphs. An array of the host (numpy's, or
-/// torch's on the CPU) is copied to the GPU and back; the call returns when its result is there.
+/// devcomm's own, and can be captured in torch's CUDA graphs. A stream that is given by its handle,
+/// a number, must last as long as the communicator and what was made of it; as an object it does.
+/// An array of the host (numpy's, or torch's on the CPU) is copied to the GPU and back; the call
+/// returns when its result is there.
 #[pyclass(name = "Collectives", module = "devcomm", frozen)]
 pub struct PyCollectives {
     own: Own<Inner>,
@@ -63,7 +66,7 @@ impl Operation {
 }
 
 impl PyCollectives {
-    /// Does an operation; without `recv`, `send` is that too.
+    /// Does an operation, whose result replaces `send` if there is no `recv`.
     fn operate(
         &self,
         send: &Bound<'_, PyAny>,
@@ -74,9 +77,13 @@ impl PyCollectives {
         let (py, inner) = (send.py(), self.own.get()?);
         let Inner { comm, collectives } = &*inner;
         let (asked, stream) = (stream, comm.gpu.stream(stream, py)?);
-        let first = match recv {
-            Some(_) => Array::of(comm, send, "send")?,
-            None => Array::of(comm, send, "the array")?.written(),
+        let rank = comm.communicator.rank();
+        let first = match (recv, operation) {
+            (Some(_), _) => Array::of(comm, send, "send")?,
+            (None, Operation::Broadcast { root }) if root == rank => {
+                Array::of(comm, send, "the array")?
+            }
+            (None, _) => Array::of(comm, send, "the array")?.written(),
         };
         let second = recv.map(|recv| Array::of(comm, recv, "recv")).transpose()?;
         let second = second.map(Array::written);

@@ -37,11 +37,11 @@ impl Comm {
         Arc::new(Self { communicator, gpu, home, windows })
     }
 
-    /// Returns the windows that Python has.
+    /// Returns the windows that Python has and that are not closed.
     pub fn windows(&self) -> Vec<Arc<Win>> {
         let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
         windows.retain(|window| window.strong_count() > 0);
-        windows.iter().filter_map(Weak::upgrade).collect()
+        windows.iter().filter_map(Weak::upgrade).filter(|window| window.is_valid()).collect()
     }
 
     pub fn add_window(&self, window: &Arc<Win>) {
@@ -89,8 +89,10 @@ impl PyCommunicator {
     ///
     /// group: a process group with the backend nccl; None: the default group.
     /// store: a torch.distributed.Store by which the ranks exchange requirements and notice a lost
-    ///     rank; None: the default group's. deadline: the seconds after which a rank that others
-    ///     wait for counts as lost, as does one that is silent for as long, or for 20; None: never.
+    ///     rank; None: the default group's.
+    /// deadline: the seconds after which a rank that others wait for counts as lost. So does one
+    ///     from which nothing was heard for as long, such as one in a call that keeps Python's
+    ///     lock, or whose process has ended without a close. None: no rank does.
     ///
     /// Torch still owns its communicator, which must outlive this object and the windows and device
     /// communicators that are made of it: close them, and then this, before destroy_process_group,

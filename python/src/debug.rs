@@ -7,6 +7,7 @@ use pyo3::sync::PyOnceLock;
 use crate::array::{Array, Owner, Place};
 use crate::communicator::Comm;
 use crate::errors::exception;
+use crate::signals::attached;
 use crate::stream::{Gpu, LEGACY};
 use crate::window::Win;
 
@@ -71,7 +72,7 @@ pub fn barrier(
 
 /// Reports that a window is about to be freed.
 pub fn dropped(window: &Win) {
-    Python::try_attach(|py| {
+    attached(|py| {
         let Some(watch) = WATCH.get(py) else { return };
         let dropped = watch.call_method1(py, "dropped", (key(&window.comm), window.address()));
         if let Err(error) = dropped {

@@ -251,6 +251,7 @@ impl PyExpertParallel {
         let activation = activation.map(activation_of).transpose()?;
         let tokens = self.routed(comm, [input, ids, weights])?;
         let (up, down) = (Array::of(comm, up, "up")?, Array::of(comm, down, "down")?);
+        // `require` refuses an array that lacks this dimension.
         let wide = up.shape.get(1).copied().unwrap_or_default();
         let (experts, hidden) = (self.local_experts, self.hidden);
         let up = up.require(DataType::Bfloat16, &[experts, wide, hidden], "up")?;

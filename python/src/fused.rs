@@ -66,7 +66,7 @@ impl<G: Fused> Products<G> {
         let ranks = comm.communicator.n_ranks();
         let rows = |rows| G::rows(rows, ranks);
         let layout = Layout { transposed: [false; 2], rows, expected: G::SHAPES };
-        let matrices = Matrices::new(comm, factors, c, &layout, |of_a| of_a)?;
+        let matrices = Matrices::new(comm, factors, (c, stream), &layout, |of_a| of_a)?;
         let Matrices { arrays: [a, b, array_of_c], shape, rows, c } = matrices;
         for (array, name) in [(&a, "a"), (&b, "b"), (&array_of_c, "c")] {
             array.require_type(DataType::Bfloat16, name)?;

@@ -71,7 +71,7 @@ impl PyGemm {
         let inner = &*self.own.get()?;
         let (comm, transposed) = (&*inner.comm, [transposed_a, transposed_b]);
         let layout = Layout { transposed, rows: |m| Some([m, m]), expected: SHAPES };
-        let matrices = Matrices::new(comm, [a, b], c, &layout, output)?;
+        let matrices = Matrices::new(comm, [a, b], (c, stream), &layout, output)?;
         let (Matrices { arrays: [of_a, of_b, of_c], .. }, [m, n, k]) = (&matrices, matrices.shape);
         of_b.require_type(of_a.data_type, "b")?;
         let added = Keywords { bias, activation, residual };

@@ -61,7 +61,8 @@ impl PyGroupedGemm {
             None => {
                 // `launch` refuses an array that lacks a dimension.
                 let extent = |array: &Array, i| array.shape.get(i).copied().unwrap_or_default();
-                new_tensor(like, "new_zeros", [extent(&a, 0), extent(&b, 1)], a.data_type)?
+                let shape = [extent(&a, 0), extent(&b, 1)];
+                new_tensor(like, "new_zeros", shape, a.data_type, stream)?
             }
         };
         let factors = [a, b, array(&c, "c")?.written()];

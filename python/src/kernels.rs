@@ -22,9 +22,10 @@ use crate::window::{PyWindow, Win};
 /// An address that is not NULL, and aligned for every type, for slices without elements.
 const NOWHERE: u64 = 256;
 
+/// Kernels, and their communicator, which is dropped last, since its GPU keeps streams.
 struct Inner {
-    comm: Arc<Comm>,
     kernels: Kernels,
+    comm: Arc<Comm>,
 }
 
 /// Kernels of a package of kernels, compiled by `devcomm ptx --all`, on the GPU of a communicator.
@@ -66,8 +67,9 @@ impl PyKernelSet {
     /// Launches the kernel on torch's current stream, or the given one.
     ///
     /// args: for a parameter DevComm a DevComm, for Window<T> a Window of that type, for &[T],
-    ///     *const T and *mut T an array on the GPU of that type, for a number a number, for bool a
-    ///     bool, and for any other type its bytes.
+    ///     *const T and *mut T an array on the GPU of that type (&[T] of a type that arrays lack is
+    ///     refused, and pointers take any array), for a number a number, for bool a bool, and for
+    ///     any other type its bytes.
     /// grid, block: blocks, and threads of a block: a number, or up to three.
     /// shared: dynamic shared memory of a block, in bytes. cluster: blocks of a cluster.
     /// dependent: whether the kernel may begin before the previous one of the stream has ended.
@@ -189,7 +191,7 @@ impl Value {
         }
         if let Some(element) = inside("Window<", ">") {
             let window = arg.cast::<PyWindow>().map_err(|_| wrong("a devcomm.Window"))?;
-            let window = window.get().own().get()?;
+            let window = window.get().get()?;
             require_element(param, element, window.data_type)?;
             return Ok(Self::Window(window));
         }
@@ -264,13 +266,24 @@ impl Value {
     }
 }
 
-/// Fails for elements of another type than the parameter's, if that is one of NCCL's.
+/// Fails for elements of another type than the parameter's. A pointer to a type that arrays lack
+/// may have any; the length of a slice of these is not known.
 fn require_element(param: &ParamInfo, element: &str, found: DataType) -> PyResult<()> {
-    let name = if element.starts_with("F8") { element.to_lowercase() } else { element.to_owned() };
+    let name = match element {
+        "usize" => "u64",
+        "isize" => "i64",
+        element => element,
+    };
+    let name = if name.starts_with("F8") { name.to_lowercase() } else { name.to_owned() };
     match DataType::from_name(&name) {
         Some(wanted) if wanted != found => {
             Err(invalid(format!("{} takes elements of {element}, got {found:?}", describe(param))))
         }
+        None if param.type_name.starts_with('&') => Err(invalid(format!(
+            "{}: arrays have no elements of {element}; let the kernel take *const {element} and \
+             their number",
+            describe(param)
+        ))),
         _ => Ok(()),
     }
 }

@@ -56,10 +56,8 @@ impl<T: Element> Operand<T> {
         }
         match &array.place {
             Place::Host { .. } => {}
-            Place::Window(window) => {
-                let window = window.typed::<T>()?;
-                return Ok(window.device_slice().into());
-            }
+            // The array may be the unsigned numbers of a window of signed ones.
+            Place::Window(window) => return Ok(window.slice.clone().into_typed()?.into()),
             Place::Gpu { .. } if comm.gpu.simulated => {
                 return Err(invalid_input("a tensor of a real GPU in a simulated world"));
             }
@@ -119,8 +117,9 @@ fn elements<'a, T: Element>(address: u64, len: usize) -> &'a [T] {
     if len == 0 {
         return &[];
     }
-    // SAFETY: the array's interface says that there are as many elements, whose type has any bits
-    // as value. The caller of Python holds a reference, and does not write during the call.
+    // SAFETY: the array's interface says that there are as many elements, of a type of which any
+    // bits are a value. The caller in Python holds a reference, and nothing writes them during the
+    // call.
     unsafe { std::slice::from_raw_parts(address as *const T, len) }
 }
 

@@ -5,14 +5,16 @@
 //! communicator.
 //!
 //! On GPUs any thread may use the objects, such as that of torch's autograd, which calls backward
-//! functions. That is what the types of the host crate are for: they are `Send` and `Sync`, each
-//! call makes the CUDA context current on its thread, and calls of NCCL on one communicator are
-//! made one after the other. Operations (`Collectives`, the products) are `Send` alone: they are in
-//! a [`ReentrantMutex`](parking_lot::ReentrantMutex), which a call holds; a signal's handler, which
-//! Python calls on the thread that waits, may call the same object. On simulated GPUs one
-//! thread of the machine runs at a time, and lets others run within its calls of devcomm alone: a
-//! thread that waits for another one of Python's would wait for ever. So there the objects stay on
-//! their thread, on which torch calls the backward functions of tensors on the CPU.
+//! functions. The types of the host crate allow it: they are `Send` and `Sync`, each call makes the
+//! CUDA context current on its thread, and calls of NCCL on one communicator are made one after the
+//! other. Operations (`Collectives`, the products) are `Send` alone: they are in a mutex, which a
+//! call holds. It is a [`ReentrantMutex`](parking_lot::ReentrantMutex), since Python may call a
+//! signal's handler, which may use the same object, on the thread that waits in the call.
+//!
+//! On simulated GPUs the objects stay on their thread. One thread of the machine runs at a time,
+//! and others run only while it is in a call of devcomm's: if it waited for a thread in another
+//! way, it would wait for ever. Torch calls the backward functions of tensors on the CPU on that
+//! thread, too.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -109,30 +111,38 @@ impl Home {
 
     /// Drops the objects whose handles were dropped, later if torch captures its stream: their
     /// destructors wait for the GPU, which would invalidate the capture.
-    fn free_returned(&self) {
+    ///
+    /// # Errors
+    ///
+    /// The exception of a signal's handler, which Python may call as it calls torch.
+    fn free_returned(&self) -> PyResult<()> {
         if self.table().returned.is_empty() {
-            return;
+            return Ok(());
         }
         // SAFETY: may always be called.
         if unsafe { ffi::Py_IsInitialized() } == 0 {
-            return std::mem::forget(self.take_returned());
+            std::mem::forget(self.take_returned());
+            return Ok(());
         }
-        // Torch frees a tensor of a window without the GIL, which pyo3 does not know: it counts
-        // its own calls only.
+        // Torch may free a tensor of a window without the GIL. pyo3 does not know that where one of
+        // its calls led to torch: it counts only what it has attached and detached itself.
         // SAFETY: Python is initialised; the release is on this thread, after all else.
         let held = unsafe { ffi::PyGILState_Ensure() };
         let freed = Python::try_attach(|py| {
             let _exception = Exception::set_aside(py);
-            if !captures_current(py).unwrap_or(false) {
+            if !captures_current(py)? {
                 detached(py, || drop(self.take_returned()));
             }
+            Ok(())
         });
         // While Python ends, nothing waits.
-        if freed.is_none() {
+        let freed = freed.unwrap_or_else(|| {
             std::mem::forget(self.take_returned());
-        }
+            Ok(())
+        });
         // SAFETY: this thread holds the interpreter's lock by `held`, which nothing else releases.
         unsafe { ffi::PyGILState_Release(held) };
+        freed
     }
 
     /// Takes the objects whose handles were dropped out of the table.
@@ -147,7 +157,6 @@ impl Home {
 impl<T: Send + Sync + 'static> Own<T> {
     /// Returns a handle of a new object.
     pub fn new(home: &Home, object: T) -> Self {
-        home.free_returned();
         Self::made(home, object, |table| &mut table.objects)
     }
 
@@ -174,10 +183,10 @@ impl<T: Send + Sync + 'static> Own<T> {
     /// # Errors
     ///
     /// On another thread than its home's, unless they share it; after it was closed or its world
-    /// has ended.
+    /// has ended; the exception of a signal's handler.
     pub fn get(&self) -> PyResult<Arc<T>> {
         self.home.require()?;
-        self.home.free_returned();
+        self.home.free_returned()?;
         let object = self.home.table().objects.get(&self.id).cloned();
         let object = object.and_then(|object| object.downcast().ok());
         object.ok_or_else(|| raise(STATE_ERROR, "it is closed, or its world has ended"))
@@ -204,8 +213,11 @@ impl<T> Drop for Own<T> {
     fn drop(&mut self) {
         self.home.table().returned.push(self.id);
         // Elsewhere the next call of one of the objects does that.
-        if self.home.is_here() {
-            self.home.free_returned();
+        if self.home.is_here()
+            && let Err(error) = self.home.free_returned()
+        {
+            // As Python does with an exception in a destructor.
+            Python::try_attach(|py| error.write_unraisable(py, None));
         }
     }
 }

@@ -17,11 +17,12 @@ use crate::operand::Operand;
 use crate::own::Own;
 use crate::signals::waiting;
 
-/// An operation, such as a product, on a stream of its own.
+/// An operation, such as a product, on a stream of its own, and their communicator, which is
+/// dropped last, since its GPU keeps the stream.
 pub struct Products<G> {
-    pub comm: Arc<Comm>,
-    pub stream: Stream,
     pub operation: ReentrantMutex<G>,
+    pub stream: Stream,
+    pub comm: Arc<Comm>,
 }
 
 impl<G: Send + 'static> Products<G> {
@@ -165,7 +166,8 @@ pub struct Matrices<'py> {
 
 impl<'py> Matrices<'py> {
     /// Returns the memory of A and B, which have two dimensions, and of C, which has two or at
-    /// least as many elements. Without `c`, C is a new tensor of torch's of the type `new`.
+    /// least as many elements. Without `c`, C is a new tensor of torch's of the type `new`, for the
+    /// stream that is asked for.
     ///
     /// # Errors
     ///
@@ -173,7 +175,7 @@ impl<'py> Matrices<'py> {
     pub fn new(
         comm: &Comm,
         [a, b]: [&Bound<'py, PyAny>; 2],
-        c: Option<&Bound<'py, PyAny>>,
+        (c, asked): (Option<&Bound<'py, PyAny>>, Option<&Bound<'py, PyAny>>),
         layout: &Layout<impl Fn(usize) -> Option<[usize; 2]>>,
         new: impl FnOnce(DataType) -> DataType,
     ) -> PyResult<Self> {
@@ -205,7 +207,8 @@ impl<'py> Matrices<'py> {
         let (c, array) = match (c, given) {
             (Some(c), Some(array)) => (c.clone(), array),
             _ => {
-                let c = new_tensor(like, "new_empty", [rows, shape[1]], new(a.data_type))?;
+                let (shape, new) = ([rows, shape[1]], new(a.data_type));
+                let c = new_tensor(like, "new_empty", shape, new, asked)?;
                 let array = Array::of(comm, &c, "c")?.written();
                 (c, array)
             }

@@ -4,7 +4,7 @@
 //! thread lets it call them, and ends if one raises an exception. The ranks of a world of threads
 //! are told when that happens to the thread that waits for them.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_long, c_ulong, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +37,7 @@ thread_local! {
 pub fn interrupted_by_signals<R>(py: Python<'_>, f: impl FnOnce() -> R) -> PyResult<R> {
     detached(py, || {
         let result = interruptible(is_interrupted, f);
-        // What was made is dropped without the GIL.
+        // If there is an exception, what `f` has made is dropped here, without the GIL.
         RAISED.take().map_or(Ok(result), Err)
     })
 }
@@ -49,8 +49,9 @@ pub fn waiting<R>(py: Python<'_>, f: impl FnOnce() -> devcomm::Result<R>) -> PyR
         if !WORLD.with_borrow(|world| world.as_ref().is_some_and(|world| world.is_interrupted())) {
             return exception(error);
         }
-        // It is raised here, and no more after the next instruction.
-        // SAFETY: this thread has the GIL; the thread is its own.
+        // The exception is raised here. That which `Interrupt::interrupt` has set for this thread
+        // would be raised once more, at the next instruction, and is taken back.
+        // SAFETY: this thread has the GIL, and the number is its own.
         unsafe { ffi::PyThreadState_SetAsyncExc(this_thread() as c_long, std::ptr::null_mut()) };
         PyKeyboardInterrupt::new_err(format!("the world was interrupted: {error}"))
     })
@@ -112,7 +113,7 @@ impl Interrupt {
     pub fn wait<T>(&self, py: Python<'_>, ended: &Receiver<T>) -> PyResult<Option<T>> {
         loop {
             match detached(py, || ended.recv_timeout(INTERVAL)) {
-                // A signal may have come since, whose exception would be raised at once.
+                // A signal may have come since: its exception is that of the call.
                 Ok(result) => return py.check_signals().map(|()| Some(result)),
                 Err(RecvTimeoutError::Disconnected) => return Ok(None),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -147,6 +148,21 @@ impl Interrupt {
     }
 }
 
+/// Calls `f` with the GIL, unless Python ends: on any thread, also one that Python has not made and
+/// that may ask for the GIL while Python ends.
+pub fn attached<R>(f: impl for<'py> FnOnce(Python<'py>) -> R) -> Option<R> {
+    thread_local! {
+        static SLEEPS: Cell<bool> = const { Cell::new(false) };
+    }
+    // SAFETY: may always be called.
+    let is_pythons = unsafe { !ffi::PyGILState_GetThisThreadState().is_null() };
+    if !is_pythons && !SLEEPS.replace(true) {
+        // For as long as the thread lives.
+        std::mem::forget(SleepsAfterPython::enter());
+    }
+    Python::try_attach(f)
+}
+
 /// While it lives, this thread sleeps until the process ends where Python would end it.
 ///
 /// Python ends other threads than its main one when they ask for the GIL after its own end, as a
@@ -154,8 +170,9 @@ impl Interrupt {
 /// destructors on the way would call Python, which then ends the process. The thread's cleanup
 /// handlers are called before. (As of Python 3.14 it lets threads sleep itself.)
 pub struct SleepsAfterPython {
-    /// Space for the C library's `struct _pthread_cleanup_buffer`, which has up to four words. It
-    /// is not on the stack: so it is of no frame, and the handler is called before any is left.
+    /// Space for the C library's `struct _pthread_cleanup_buffer`, which has up to four words. An
+    /// unwinding thread calls a handler when it leaves the frame that has the buffer. This one is
+    /// on the heap, in no frame, and its handler is called before the first frame is left.
     buffer: NonNull<[usize; 4]>,
 }
 

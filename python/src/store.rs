@@ -8,7 +8,7 @@ use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::signals::end_waits;
+use crate::signals::{attached, end_waits};
 
 /// An object with the methods of `torch.distributed.Store`.
 pub struct Store(Py<PyAny>);
@@ -20,7 +20,7 @@ impl Store {
 
     /// Calls `f` with the store; fails once Python ends.
     fn with<R>(&self, f: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<R>) -> io::Result<R> {
-        let called = Python::try_attach(|py| {
+        let called = attached(|py| {
             f(self.0.bind(py)).inspect_err(|error| {
                 // Such as KeyboardInterrupt, in a store of Python's.
                 if !error.is_instance_of::<PyException>(py) {
@@ -59,5 +59,10 @@ impl SideChannel for Store {
 
     fn remove(&self, key: &str) -> io::Result<()> {
         self.with(|store| store.call_method1("delete_key", (key,)).map(drop))
+    }
+
+    // A rank in a long call of C, which has the GIL, is busy until the deadline.
+    fn longest_silence(&self) -> Duration {
+        Duration::MAX
     }
 }

@@ -2,14 +2,17 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
+use std::iter::from_fn;
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use devcomm::cudarc::driver::sys::{CUresult, cuEventRecord};
+use devcomm::cudarc::driver::sys::{
+    CUresult, CUstreamCaptureMode, cuEventRecord, cuThreadExchangeStreamCaptureMode,
+};
 use devcomm::{Context, Event, Stream};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyInt};
 
 use crate::array::Array;
 use crate::debug;
@@ -22,8 +25,8 @@ pub const LEGACY: usize = 1;
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD: usize = 2;
 
-/// What calls use, and the events after them.
-type InFlight = VecDeque<(Event, Vec<Py<PyAny>>)>;
+/// What the calls on each stream use, by its handle, and the events after them, in their order.
+type InFlight = HashMap<usize, VecDeque<(Event, Vec<Py<PyAny>>)>>;
 
 fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
     value.lock().unwrap_or_else(PoisonError::into_inner)
@@ -32,8 +35,10 @@ fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
 /// A GPU and the streams that were used on it.
 pub struct Gpu {
     pub context: Context,
-    /// Streams of other libraries, by handle: dropping one would wait for its work.
+    /// Streams of other libraries, by handle. They are kept, as a drop would wait for their work.
     streams: Mutex<HashMap<usize, Stream>>,
+    /// The objects of Python's by which calls were given these streams, which keep them.
+    given: Mutex<HashMap<usize, Py<PyAny>>>,
     /// The stream of calls outside of torch.
     own: Stream,
     pub simulated: bool,
@@ -44,8 +49,8 @@ pub struct Gpu {
 impl Gpu {
     pub fn new(context: &Context, simulated: bool) -> devcomm::Result<Self> {
         let own = context.stream()?;
-        let (context, streams, in_flight) = (context.clone(), Mutex::default(), Mutex::default());
-        Ok(Self { context, streams, own, simulated, in_flight })
+        let (streams, given, in_flight) = Default::default();
+        Ok(Self { context: context.clone(), streams, given, own, simulated, in_flight })
     }
 
     /// Returns the stream that a call asks for; `None`: torch's current one if torch uses GPUs
@@ -57,6 +62,17 @@ impl Gpu {
                 if self.simulated {
                     let why = "simulated GPUs have no such stream";
                     return Err(invalid(format!("stream={asked}: {why}")));
+                }
+                let (index, own) = (intern!(py, "device_index"), self.context.ordinal());
+                // Of torch's streams; of others the driver says so.
+                if let Some(gpu) = asked.getattr_opt(index)?
+                    && gpu.extract::<usize>()? != own
+                {
+                    return Err(invalid(format!("stream={asked}: expected a stream of GPU {own}")));
+                }
+                if !asked.is_instance_of::<PyInt>() {
+                    let given = || asked.clone().unbind();
+                    locked(&self.given).entry(raw).or_insert_with(given);
                 }
                 Some(raw)
             }
@@ -70,8 +86,8 @@ impl Gpu {
         let stream = detached(py, || match raw {
             0 | LEGACY => self.context.default_stream(),
             // SAFETY: the handle is that of a stream of torch's, which lasts as long as the
-            // process, or the caller's, who promises the same. `require_shared` has refused that
-            // of each thread.
+            // process, or of an object that `given` keeps; the caller who has passed a number
+            // promises the same. `require_shared` has refused that of each thread.
             raw => unsafe { Stream::from_raw(&self.context, raw as *mut c_void) },
         });
         let mut streams = locked(&self.streams);
@@ -142,7 +158,7 @@ impl Gpu {
     ) -> PyResult<()> {
         let owners = arrays.iter().filter_map(|array| array.owner(py, asked.is_none()));
         let owners: Vec<_> = owners.collect();
-        self.drop_done();
+        self.drop_done(stream);
         if owners.is_empty() {
             return Ok(());
         }
@@ -154,7 +170,10 @@ impl Gpu {
         let Some(owners) = owners else { return Ok(()) };
         let event = self.context.event_without_timing();
         match event.and_then(|event| stream.record(&event).map(|()| event)) {
-            Ok(event) => locked(&self.in_flight).push_back((event, owners)),
+            Ok(event) => {
+                let mut in_flight = locked(&self.in_flight);
+                in_flight.entry(stream.as_raw() as usize).or_default().push_back((event, owners));
+            }
             // The GPU has failed, and may still use their memory.
             Err(error) => {
                 std::mem::forget(owners);
@@ -164,16 +183,26 @@ impl Gpu {
         Ok(())
     }
 
-    /// Drops what calls used that the GPU has done.
-    fn drop_done(&self) {
+    /// Drops what calls used that the GPU has done; later if the stream of this call is captured,
+    /// since a destructor might call the driver, which would invalidate the capture.
+    fn drop_done(&self, stream: &Stream) {
+        let is_empty = locked(&self.in_flight).values().all(VecDeque::is_empty);
+        if is_empty || !stream.is_default() && stream.is_capturing().unwrap_or(true) {
+            return;
+        }
         let is_done = |(event, _): &mut (Event, _)| event.is_reached().unwrap_or(false);
-        let next = || locked(&self.in_flight).pop_front_if(is_done);
-        // Their destructors may call devcomm.
-        std::iter::from_fn(next).for_each(drop);
+        let done: Vec<_> = beside_captures(|| {
+            let mut in_flight = locked(&self.in_flight);
+            let next = |queue: &mut VecDeque<_>| queue.pop_front_if(is_done);
+            let of_each = in_flight.values_mut().flat_map(|queue| from_fn(move || next(queue)));
+            of_each.collect()
+        });
+        // Their destructors may call devcomm, so the lock is released.
+        drop(done);
     }
 
-    /// Does the same as [`stream`](Self::stream), but devcomm's own instead of the default stream,
-    /// which cannot be captured.
+    /// Does the same as [`stream`](Self::stream), but returns devcomm's own stream instead of the
+    /// default stream, which cannot be captured.
     pub fn capturable(&self, asked: Option<&Bound<'_, PyAny>>, py: Python<'_>) -> PyResult<Stream> {
         let stream = self.stream(asked, py)?;
         Ok(if stream.is_default() { self.own.clone() } else { stream })
@@ -190,15 +219,28 @@ impl Gpu {
 impl Drop for Gpu {
     fn drop(&mut self) {
         let in_flight = std::mem::take(&mut *locked(&self.in_flight));
-        if !in_flight.is_empty() {
+        if in_flight.values().any(|queue| !queue.is_empty()) {
             self.context.drop_after_work(in_flight);
         }
     }
 }
 
+/// Calls `f`, in which the driver allows queries of events although another thread, or another
+/// library on this one, captures a stream: by default a query would invalidate the capture.
+fn beside_captures<R>(f: impl FnOnce() -> R) -> R {
+    let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: the place is live. The driver exchanges the mode of this thread for what is there,
+    // and so the second call restores it.
+    let mut exchange = || unsafe { cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+    let _ = exchange();
+    let result = f();
+    let _ = exchange();
+    result
+}
+
 /// Returns the handle (`cudaStream_t`) of a stream of Python's: a number, torch's, or by the
 /// protocol `__cuda_stream__`.
-fn handle_of(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
+pub fn handle_of(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
     let py = stream.py();
     if stream.hasattr(intern!(py, "__index__"))? {
         return stream.extract();

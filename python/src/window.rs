@@ -24,7 +24,7 @@ pub struct Win {
     pub data_type: DataType,
     /// The window of its type.
     typed: Box<dyn Any + Send + Sync>,
-    slice: DeviceSlice<Dynamic>,
+    pub slice: DeviceSlice<Dynamic>,
     /// Once another library may use the memory.
     exported: OnceLock<Arc<Exported>>,
 }
@@ -65,6 +65,11 @@ impl Win {
             let (found, expected) = (self.data_type, T::DATA_TYPE);
             invalid_input(format!("a window of {found:?}, expected {expected:?}"))
         })
+    }
+
+    /// Returns whether it is not closed.
+    pub fn is_valid(&self) -> bool {
+        with_type!(self.data_type, T => self.typed::<T>().is_ok_and(Window::is_valid))
     }
 
     pub fn address(&self) -> u64 {
@@ -119,15 +124,6 @@ pub struct PyWindow {
     exported: OnceLock<Own<Arc<Exported>>>,
 }
 
-/// A window, as the caller of a method has it.
-pub struct Owned<'a>(&'a Own<Arc<Win>>);
-
-impl Owned<'_> {
-    pub fn get(&self) -> PyResult<Arc<Win>> {
-        Ok(Arc::clone(&*self.0.get()?))
-    }
-}
-
 impl PyWindow {
     pub fn new(window: Arc<Win>) -> Self {
         let (len, data_type) = (window.len, window.data_type);
@@ -135,13 +131,13 @@ impl PyWindow {
         Self { own, len, data_type, exported: OnceLock::new() }
     }
 
-    pub fn own(&self) -> Owned<'_> {
-        Owned(&self.own)
+    pub fn get(&self) -> PyResult<Arc<Win>> {
+        Ok(Arc::clone(&*self.own.get()?))
     }
 
-    /// Fails in a world whose memory no other library can use.
+    /// Returns the window, if it is in memory of a GPU, which other libraries can use.
     fn on_gpu(&self) -> PyResult<Arc<Win>> {
-        let window = self.own().get()?;
+        let window = self.get()?;
         match window.comm.gpu.simulated {
             true => Err(PyBufferError::new_err(
                 "simulated memory is of no other library: use copy_to and copy_from",
@@ -174,13 +170,13 @@ impl PyWindow {
     /// torch's current stream or devcomm's own. An array of the host has been read when this
     /// returns.
     fn copy_from(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.own().get()?.copy(py, array, false)
+        self.get()?.copy(py, array, false)
     }
 
     /// Copies the elements to an array of the same length; one of the host has them when this
     /// returns.
     fn copy_to(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.own().get()?.copy(py, array, true)
+        self.get()?.copy(py, array, true)
     }
 
     /// Puts elements into this window of the rank peer, from element at on, and then signals that
@@ -203,7 +199,7 @@ impl PyWindow {
         context: u32,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let (py, window) = (source.py(), self.own().get()?);
+        let (py, window) = (source.py(), self.get()?);
         let (comm, name) = (&window.comm, "the source of a put");
         let array = Array::of(comm, source, name)?;
         array.require_type(window.data_type, name)?;
@@ -259,8 +255,9 @@ impl PyWindow {
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         use pyo3::exceptions::PyAttributeError;
-        let unlike = |error: PyErr| PyAttributeError::new_err(error.to_string());
-        let window = self.on_gpu().map_err(unlike)?;
+        // Another class of exception would make `hasattr` fail instead of returning False.
+        let as_missing = |error: PyErr| PyAttributeError::new_err(error.to_string());
+        let window = self.on_gpu().map_err(as_missing)?;
         let typestr = typestr_of(self.data_type);
         let typestr = typestr.ok_or_else(|| PyAttributeError::new_err("numpy has no such type"))?;
         self.exported.get_or_init(|| window.export());
@@ -275,7 +272,7 @@ impl PyWindow {
 
     /// Ends the registration. Collective: no rank uses the window any more.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let window = self.own().get()?;
+        let window = self.get()?;
         waiting(py, || with_type!(window.data_type, T => window.typed::<T>()?.close()))?;
         drop(window);
         self.own.close(py)

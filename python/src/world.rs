@@ -33,14 +33,14 @@ impl PyWorld {
         made(class.py(), World::from_env)
     }
 
-    /// n ranks as threads of this process, each on a GPU of its own.
+    /// Returns a world of n ranks, threads of this process, each on a GPU of its own.
     #[classmethod]
     fn threads(class: &Bound<'_, PyType>, n: usize) -> PyResult<Self> {
         made(class.py(), || World::threads(n))
     }
 
-    /// n ranks on simulated GPUs, as threads of this process. They run one at a time, in an order
-    /// that the seed determines; a deadlock or a race is an error.
+    /// Returns a world of n ranks on simulated GPUs, threads of this process. They run one at a
+    /// time, in an order that the seed determines; a deadlock or a race is an error.
     ///
     /// settings: those of DEVCOMM_SIMULATE, such as "team=2,seed=7".
     #[classmethod]
@@ -117,7 +117,7 @@ impl PyWorld {
             true => interrupted_by_signals(py, || world.run(call))?,
             false => {
                 let (sender, ended) = sync_channel(1);
-                // It outlasts an interrupted call if a rank does.
+                // The thread outlasts an interrupted call if a rank does.
                 let run = move || sender.send(world.run(call));
                 std::thread::Builder::new().name("devcomm-world".to_owned()).spawn(run)?;
                 let results = interrupt.wait(py, &ended)?;
@@ -144,7 +144,8 @@ fn made(py: Python<'_>, make: impl FnOnce() -> devcomm::Result<World>) -> PyResu
 /// Why a rank fails.
 enum Failure {
     Devcomm(Error),
-    /// A Python exception with its text, which needs no wait for Python, which may have ended.
+    /// An exception of Python's, and its text, for which `Display` then needs no GIL: Python may
+    /// have ended.
     Python {
         error: PyErr,
         message: String,

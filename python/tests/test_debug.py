@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from devcomm import debug
+
 BEFORE = """
 import devcomm
 
@@ -53,3 +55,16 @@ devcomm.World.simulated(2).run(lambda rank: put(rank, right))
 assert not devcomm.debug.found, devcomm.debug.found
 """)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_barrier_is_no_error_while_another_thread_uses_a_window():
+    watch = debug._Watch(None, None)
+
+    class Event:
+        def query(self):
+            watch.shared(1, 3, "put_signal", 0, None)  # as of another thread
+            return True
+
+    for window in (1, 2):
+        watch._shared[1, window] = ("put_signal", Event(), 0)
+    assert watch.arriving(1) == [(1, 1), (1, 2)]

@@ -1,5 +1,5 @@
-"""`torch.ops.devcomm.*` on GPUs against f64: called, compiled as one graph, and captured. Started as
-test_gpus.py is."""
+"""`torch.ops.devcomm.*` on GPUs against f64: called, compiled as one graph, and captured. This file
+is started as test_gpus.py is."""
 
 import pytest
 from test_gpus import DEVICE, RANK, N, comm, torch  # noqa: F401 -- a fixture
@@ -115,6 +115,24 @@ def test_products_are_exact(comm, how):  # noqa: F811
     }
     for operator, result in called(how, fused, a[RANK], b[RANK], parts[RANK]).items():
         assert torch.equal(result, wanted[operator].to(BF16)), operator
+    devcomm.torch.unregister(name)
+
+
+def test_products_on_two_streams_keep_their_results(comm):  # noqa: F811
+    m, n, k = 1024, 8192, 64
+    name = devcomm.torch.register(comm)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    factors = [(of_ranks(10 + 2 * i, m, k), of_ranks(11 + 2 * i, n, k)) for i in range(2)]
+    wanted = [products(a, b).to(BF16) for a, b in factors]
+    OPS.gemm_all_reduce(factors[0][0][RANK], factors[0][1][RANK], name)
+    torch.cuda.synchronize()
+    for _ in range(20):
+        results = []
+        for stream, (a, b) in zip(streams, factors, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(OPS.gemm_all_reduce(a[RANK], b[RANK], name))
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, results, wanted))
     devcomm.torch.unregister(name)
 
 

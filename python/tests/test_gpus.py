@@ -6,11 +6,13 @@ DEVCOMM_TEST_KERNELS is the folder with the PTX of devcomm's own kernels, for th
 one by its name; DEVCOMM_GUIDE_KERNELS that of the guide's, for the guide's listing that does.
 """
 
+import ctypes
 import os
 import re
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -162,6 +164,14 @@ def test_a_tensor_of_a_window_lasts_when_the_window_is_closed(comm):
     assert (x == 3).all() and not any(torch.from_dlpack(other).any() for other in others)
 
 
+def test_a_tensor_of_a_closed_window_is_reduced_as_any_other(comm, coll):
+    window = comm.window(1 << 20, torch.float32)
+    x = torch.from_dlpack(window)
+    window.close()
+    coll.all_reduce(x.fill_(1))
+    assert (x == N).all()
+
+
 class Array:
     """A tensor as an array of another library, which writes it on a stream."""
 
@@ -207,6 +217,90 @@ def test_what_another_stream_uses_is_kept_until_it_is_done(comm, coll):
     assert (out == N).all()
 
 
+def test_a_new_result_is_made_on_the_stream_of_its_call(comm):
+    gemm, side = devcomm.GroupedGemm(comm), torch.cuda.Stream()
+    a, b = (torch.ones(s, 64, 64, device=DEVICE).bfloat16().squeeze(0) for s in (1, 2))
+    offsets, sizes = (torch.tensor(x, device=DEVICE).int() for x in ([0, 32], [32, 32]))
+    for stream in (None, side):
+        torch.cuda.synchronize()
+        # Zeros of the current stream would come after the products.
+        torch.cuda._sleep(1 << 28)
+        c = gemm(a, b, None, offsets, sizes, stream=stream)
+        torch.cuda.synchronize()
+        assert (c == 64).all()
+    gemm.close()
+
+
+def test_what_a_stream_has_done_is_dropped_while_another_one_waits(comm, coll):
+    slow, x, window = torch.cuda.Stream(), torch.ones(4, device=DEVICE), comm.window(4, "f32")
+    first, second = (Array(torch.ones(4, device=DEVICE)) for _ in range(2))
+    window.copy_from(first)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(slow):
+        torch.cuda._sleep(1 << 29)
+    coll.all_reduce(x, stream=slow)
+    window.copy_from(second)
+    dropped = weakref.ref(second)
+    del second
+    assert dropped() is not None
+    torch.cuda.current_stream().synchronize()
+    window.copy_from(first)
+    assert dropped() is None and not slow.query()
+    torch.cuda.synchronize()
+    comm.barrier()
+
+
+def test_the_object_of_a_given_stream_lasts_and_is_of_this_gpu(coll):
+    class Given:
+        def __cuda_stream__(self):
+            return 0, handle.value
+
+    driver, handle = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+    x = torch.ones(100, device=DEVICE)
+    torch.cuda.synchronize()
+    assert driver.cuStreamCreate(ctypes.byref(handle), 1) == 0
+    given = Given()
+    coll.all_reduce(x, stream=given)
+    kept = weakref.ref(given)
+    del given
+    assert kept() is not None
+    torch.cuda.synchronize()
+    assert (x == N).all()
+    if torch.cuda.device_count() > 1:
+        other = torch.cuda.Stream(torch.device("cuda", (DEVICE.index + 1) % 2))
+        with pytest.raises(devcomm.InvalidInput, match=f"expected a stream of GPU {DEVICE.index}"):
+            coll.all_reduce(x, stream=other)
+
+
+def test_a_program_ends_well_whose_communicator_is_not_closed():
+    program = """if True:
+        import os
+        import devcomm
+
+        devcomm.load_nccl()
+        import torch
+        import torch.distributed as dist
+
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+        comm = devcomm.Communicator.from_torch(deadline=2)
+        comm.barrier()
+    """
+    variables = {name: value for name, value in os.environ.items() if "TORCHELASTIC" not in name}
+    for attempt in range(4):
+        # The programs of the ranks meet at another port than these processes.
+        port = str(int(os.environ["MASTER_PORT"]) + 60 + attempt)
+        ended = subprocess.run(
+            [sys.executable, "-c", program],
+            env=variables | {"MASTER_PORT": port},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert ended.returncode == 0, ended.stderr
+
+
 def test_ctrl_c_ends_the_wait_for_ranks_that_do_not_come():
     program = """if True:
         import os, signal, threading, time
@@ -227,6 +321,7 @@ def test_ctrl_c_ends_the_wait_for_ranks_that_do_not_come():
             assert time.monotonic() - sent < 10
             print("interrupted")
     """
+    # Each rank's program is rank 0 of a world of its own, on a port of its own.
     port = str(int(os.environ["MASTER_PORT"]) + 20 + RANK)
     variables = {name: value for name, value in os.environ.items() if "TORCHELASTIC" not in name}
     alone = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": port, "DEVCOMM_PORT": port}
@@ -312,6 +407,7 @@ def test_debug_names_the_mistakes_of_a_program():
         print("found", flush=True)
         os._exit(0)
     """
+    # The programs of the ranks meet at another port than these processes.
     port = str(int(os.environ["MASTER_PORT"]) + 40)
     variables = {name: value for name, value in os.environ.items() if "TORCHELASTIC" not in name}
     ended = subprocess.run(
@@ -369,6 +465,20 @@ def test_an_all_reduce_is_captured_by_torch(comm, coll, size, windowed):
         coll.all_reduce(out)
         assert torch.equal(out, N * expected)
     torch.cuda.synchronize()
+
+
+def test_a_capture_is_valid_though_work_of_before_may_be_in_flight(coll):
+    side, x = torch.cuda.Stream(), torch.ones(1000, device=DEVICE)
+    coll.all_reduce(x)
+    torch.cuda.synchronize()
+    # What this uses is dropped by a later call.
+    coll.all_reduce(x.clone(), stream=side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        coll.all_reduce(x)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (x == N * N).all()
 
 
 def products(m, n, k, seed=0):
@@ -512,6 +622,22 @@ def test_a_kernel_of_a_compiled_package_is_launched_by_name(comm):
         launch(dev, send, recv, size)
 
 
+def test_a_slice_of_elements_that_tensors_lack_is_refused(comm, tmp_path):
+    folder = os.environ.get("DEVCOMM_TEST_KERNELS")
+    if folder is None:
+        pytest.skip("DEVCOMM_TEST_KERNELS names no folder")
+    for ending in ("ptx", "json"):
+        text = Path(folder, f"lsa_allreduce.{ending}").read_text()
+        # No launch comes to the kernel, which has a number there.
+        (tmp_path / f"lsa_allreduce.{ending}").write_text(text.replace("usize", "&[[f32; 4]]"))
+    kernels = devcomm.KernelSet(comm, tmp_path)
+    windows = [comm.window(8, "f32") for _ in range(2)]
+    args = comm.dev_comm(lsa_barriers=1), *windows, torch.ones(100, device=DEVICE)
+    with pytest.raises(devcomm.InvalidInput, match=r"arrays have no elements of \[f32; 4\]"):
+        kernels.launch("lsa_allreduce_f32", *args, grid=1, block=256)
+    comm.barrier()
+
+
 def test_tensors_that_do_not_fit_are_refused(coll):
     x = torch.ones(100, device=DEVICE)
     for call, message in (
@@ -549,7 +675,7 @@ def test_the_guides_listings_run(comm, index, tmp_path):
     found = re.findall(r"^```python\n(# torchrun .*?)^```$", CHAPTER.read_text(), re.M | re.S)
     program = tmp_path / "listing.py"
     program.write_text(found[index])
-    # A process of its own for each rank, which meet at another port than these.
+    # Each rank has a process for the program; these meet at another port than those of the tests.
     port = str(int(os.environ["MASTER_PORT"]) + 10 + index)
     variables = {name: value for name, value in os.environ.items() if "TORCHELASTIC" not in name}
     command = [sys.executable, program, *([folder] if index == 1 else [])]

@@ -44,9 +44,8 @@ def run(code, packages=None):
     variables["DEVCOMM_CACHE"] = "/nonexistent"
     if packages is not None:
         variables["PYTHONPATH"] = os.pathsep.join([str(packages), *map(str, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-c", code + REPORT], env=variables, capture_output=True, text=True, timeout=120
-    )
+    arguments = [sys.executable, "-c", code + REPORT]
+    done = subprocess.run(arguments, env=variables, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -30,7 +30,7 @@ def test_a_rank_puts_into_the_windows_of_its_peers(dtype):
             every = np.zeros(N * count, dtype)
             target.copy_to(every)
             received.append(every.reshape(N, count))
-            # The slots were read.
+            # The signals say that the parts of the window were read, and may be written again.
             for peer in peers:
                 comm.signal(peer)
             for peer in peers:

@@ -1,4 +1,4 @@
-"""Products with communication, and collectives of several tensors, on torch's tensors on the CPU."""
+"""Products with communication, collectives of several tensors, on torch's tensors on the CPU."""
 
 import pytest
 
@@ -100,6 +100,22 @@ def test_each_group_of_rows_has_a_factor_of_its_own(dtype, integers):
     wanted = torch.nn.functional.silu(right[rows])
     assert torch.allclose(active[rows].float(), wanted, rtol=1e-2, atol=1e-2)
     assert not active[:5].any() and not active[12:20].any()
+
+
+def test_windows_of_signed_numbers_are_offsets_and_sizes():
+    m, n, k = 8, 16, 24
+    a, b = numbers(1, m, k), numbers(2, 1, n, k)
+
+    def run(rank):
+        comm = rank.communicator()
+        offsets, sizes = (comm.window(1, dtype) for dtype in ("int32", "uint32"))
+        offsets.copy_from(torch.tensor([2], dtype=torch.int32))
+        sizes.copy_from(torch.tensor([5], dtype=torch.int32).view(torch.uint32))
+        return devcomm.GroupedGemm(comm)(a, b, None, offsets, sizes)
+
+    right = torch.zeros(m, n, dtype=torch.bfloat16)
+    right[2:7] = product(a[2:7], b[0])
+    assert torch.equal(*on_ranks(run, 1), right)
 
 
 def gelu(x):

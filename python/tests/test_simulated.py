@@ -315,6 +315,16 @@ def test_a_read_only_array_is_read_and_not_written():
     assert all((out == 2).all() for out in on_ranks(run, 2))
 
 
+def test_a_read_only_array_is_broadcast_by_the_root():
+    def run(rank):
+        x = np.full(100, rank.rank, dtype=np.float32)
+        x.setflags(write=rank.rank != 1)
+        collectives(rank).broadcast(x, 1)
+        return x
+
+    assert all((x == 1).all() for x in on_ranks(run, 2))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -139,3 +139,33 @@ def test_a_product_with_its_all_reduce_is_torchs():
     expected = sum(a.float() @ b.float().T for a, b in map(operands, range(2)))
     for out in on_ranks(run):
         assert torch.equal(out, expected.to(torch.bfloat16))
+
+
+def test_a_negated_view_is_refused():
+    def run(rank):
+        coll, x = devcomm.Collectives(rank.communicator()), torch.ones(4)
+        with pytest.raises(devcomm.InvalidInput, match="resolve_neg"):
+            coll.all_reduce(torch._neg_view(x))
+        coll.all_reduce(torch._neg_view(x).resolve_neg(), x)
+        return x.tolist()
+
+    assert on_ranks(run) == [[-2.0] * 4] * 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_while_dropped_objects_are_freed_is_raised(monkeypatch):
+    def ctrl_c():
+        raise KeyboardInterrupt
+
+    def run(rank):
+        comm = rank.communicator()
+        window = comm.window(4, "f32")
+        with monkeypatch.context() as patch:
+            # Where a handler of a signal may be called.
+            patch.setattr(torch.cuda, "is_initialized", ctrl_c)
+            del window
+            with pytest.raises(KeyboardInterrupt):
+                comm.barrier()
+        comm.barrier()
+
+    on_ranks(run, 1)

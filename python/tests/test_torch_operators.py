@@ -1,4 +1,4 @@
-"""`torch.ops.devcomm.*`: torch.library's checks, gradients, and torch.compile, on simulated GPUs."""
+"""`torch.ops.devcomm.*`: torch.library's checks, gradients, torch.compile, on simulated GPUs."""
 
 import pytest
 
@@ -114,6 +114,8 @@ def test_torchs_checks_of_an_operator_pass(operator):
     on_ranks(run)
 
 
+# Gradients are checked for the function of all ranks' tensors: every rank has all of these, takes
+# its own, calls the operator, and has all ranks' results.
 class OfAll(torch.autograd.Function):
     """This rank's part of a tensor that all ranks have, with the gradients of all ranks' parts."""
 
@@ -243,15 +245,77 @@ def test_torch_knows_that_an_operator_has_changed_a_tensor():
     on_ranks(run)
 
 
-def test_quantised_sums_have_no_derivative():
+@pytest.mark.parametrize("backend", [None, "aot_eager", "inductor"])
+def test_quantised_sums_have_no_derivative_and_can_be_computed_without(backend):
     def run(rank, name):
+        def quantised(x, residual, weight, scale):
+            x, residual = x * 1, residual * 1
+            y = OPS.all_reduce_rmsnorm_quantised(x, residual, weight, scale, name)
+            return y.float() * 2
+
         x, residual = (torch.ones(2, 16, dtype=torch.bfloat16) for _ in range(2))
         weight, scale = torch.ones(16, dtype=torch.bfloat16, requires_grad=True), torch.ones(1)
-        y = OPS.all_reduce_rmsnorm_quantised(x, residual, weight, scale, name)
+        if backend is not None:
+            quantised = torch.compile(quantised, fullgraph=True, backend=backend)
+        y = quantised(x, residual, weight, scale)
         with pytest.raises(NotImplementedError, match="quantised has no derivative"):
-            y.float().sum().backward()
+            y.sum().backward()
+        return y.tolist()
+
+    assert on_ranks(run) == [[[2.0] * 16] * 2] * N
+
+
+def test_what_is_written_in_place_has_no_derivative():
+    def run(rank, name):
+        def refused(tensor, operator):
+            with pytest.raises(NotImplementedError, match=f"{operator} has no derivative"):
+                tensor.sum().backward()
+
+        x, row = torch.ones(4, 16, requires_grad=True), torch.ones(16)
+        y = x * 2
+        OPS.all_reduce_(y, name)
+        refused(y, "all_reduce_")
+        out = torch.zeros(4, 16)
+        OPS.all_reduce_out(x, out, name)
+        refused(out, "all_reduce_out")
+        # Views, as of all tokens' rows.
+        y, sums = (x * 2).view(2, 32), x * 1
+        OPS.all_reduce_rmsnorm_(y.view(4, 16), sums.view(4, 16), row, name)
+        refused(y, "rmsnorm_")
+        refused(sums, "rmsnorm_")
+        with pytest.raises(RuntimeError, match="leaf"):
+            OPS.all_reduce_(torch.ones(4, requires_grad=True), name)
+        with torch.no_grad():
+            OPS.all_reduce_(x, name)
+        assert x.grad is None
+        x.sum().backward()
+        assert torch.equal(x.grad, torch.ones(4, 16))
 
     on_ranks(run)
+
+
+def test_a_result_of_another_type_is_refused_and_a_right_one_computed():
+    def run(rank, name):
+        a, b = (torch.ones(rows, 8, dtype=torch.bfloat16) for rows in (4, 6))
+        for dtype in (torch.float32, torch.float16):
+            with pytest.raises(devcomm.InvalidInput, match="contiguous, and torch.bfloat16"):
+                OPS.gemm_all_reduce_out(a, b, torch.zeros(4, 6, dtype=dtype), name)
+        return OPS.gemm_all_reduce(a, b, name).tolist()
+
+    assert on_ranks(run) == [[[8.0 * N] * 6] * 4] * N
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_products_without_elements_are_empty(dtype):
+    def run(rank, name):
+        a, b = torch.ones(0, 8, dtype=dtype), torch.ones(0, 8, dtype=dtype)
+        some, none = torch.ones(4, 8, dtype=dtype), torch.ones(0, 0, dtype=dtype)
+        results = [OPS.gemm_all_reduce(a, b, name), OPS.gemm_reduce_scatter(a, b, name)]
+        results += [OPS.gemm_all_reduce(a, some, name), OPS.gemm_reduce_scatter(some, b, name)]
+        results += [OPS.all_gather_gemm(a, some, name), OPS.all_gather_gemm(none, none, name)]
+        return [tuple(result.shape) for result in results]
+
+    assert on_ranks(run) == [[(0, 0), (0, 0), (0, 4), (2, 0), (0, 4), (0, 0)]] * N
 
 
 def test_a_maximum_has_no_derivative():
@@ -295,10 +359,82 @@ def test_a_compiled_function_has_one_graph_and_the_same_results(backend):
     assert all(on_ranks(run))
 
 
+@pytest.mark.parametrize(("backend", "count"), [("aot_eager", 4), ("inductor", 1)])
+def test_a_rank_that_does_not_use_results_takes_part_in_compiled_operators(backend, count):
+    def in_place(x, name):
+        x = x * 1
+        OPS.all_reduce_(x, name)
+        return x
+
+    operators = [
+        lambda x, name: OPS.all_reduce(x, name),
+        lambda x, name: OPS.all_gather(x, name)[:2] * N,
+        lambda x, name: OPS.all_reduce_rmsnorm(x, x * 0, x[0], name)[1],
+        in_place,
+    ]
+
+    def run(rank, name):
+        @torch.compile(fullgraph=True, backend=backend)
+        def step(x):
+            results = [operator(x, name) for operator in operators[:count]]
+            return (x + 1, *results) if rank.rank == 0 else (x + 1,)
+
+        # Also where a backward function is traced.
+        for needs_grad in (False, True):
+            results = step(torch.ones(2, 16, requires_grad=needs_grad))
+            assert len(results) == (1 if rank.rank else 1 + count)
+            assert all(torch.equal(result, torch.full((2, 16), 2.0)) for result in results)
+
+    on_ranks(run)
+
+
+def test_the_code_of_operators_is_not_compiled(monkeypatch):
+    compiled, convert = [], torch._dynamo.convert_frame.ConvertFrame.__call__
+
+    def spy(self, frame, *args, **options):
+        compiled.append(frame.f_code.co_filename)
+        return convert(self, frame, *args, **options)
+
+    monkeypatch.setattr(torch._dynamo.convert_frame.ConvertFrame, "__call__", spy)
+
+    def run(rank, name):
+        @torch.compile(backend="eager")
+        def step(x, a):
+            try:
+                # What follows in the block runs as it is written.
+                torch._dynamo.graph_break()
+                y, product = OPS.all_reduce(x, name), OPS.gemm_all_reduce(a, a, name)
+                OPS.all_reduce_(y.detach(), name)
+                return y.sum() + product.sum()
+            finally:
+                compiled.append("the end")
+
+        step(torch.ones(4, requires_grad=True), torch.ones(4, 8, dtype=torch.bfloat16)).backward()
+
+    on_ranks(run)
+    assert compiled.count("the end") == N and __file__ in compiled
+    assert not [file for file in compiled if file.startswith(devcomm.__path__[0])]
+
+
+def test_a_graph_on_disk_is_not_used_for_another_number_of_ranks():
+    def run(rank):
+        name = devcomm.torch.register(rank.communicator(), f"rank {rank.rank}")
+        x = torch.ones(3, 4)
+        y = torch.compile(lambda x: OPS.all_gather(x + 1, name) * 3, fullgraph=True)(x)
+        devcomm.torch.unregister(name)
+        return y.tolist()
+
+    for ranks in (1, 2):
+        # The compiler forgets what it has in memory, as another process has it not.
+        torch._dynamo.reset()
+        results = devcomm.World.simulated(ranks).run(run)
+        assert results == [[[6.0] * 4] * (3 * ranks)] * ranks
+
+
 def test_a_name_is_of_one_communicator():
     def run(rank):
         comm, name = rank.communicator(), f"rank {rank.rank}"
-        assert devcomm.torch.register(comm, name) == name
+        assert devcomm.torch.register(comm, name) == f"{name}/{N}"
         with pytest.raises(devcomm.InvalidInput, match="another communicator"):
             devcomm.torch.register(comm, name)
         with pytest.raises(devcomm.InvalidInput, match="register"):
@@ -308,6 +444,6 @@ def test_a_name_is_of_one_communicator():
     # The second world takes the names of the first, whose communicators have ended.
     for _ in range(2):
         devcomm.World.simulated(N).run(run)
-    devcomm.torch.unregister("rank 0")
+    devcomm.torch.unregister(f"rank 0/{N}")
     with pytest.raises(devcomm.InvalidInput, match="rank 0"):
-        devcomm.torch.unregister("rank 0")
+        devcomm.torch.unregister(f"rank 0/{N}")

@@ -11,12 +11,12 @@ class _CudaArray(Protocol):
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
 
-# numpy.ndarray. Other objects with the interface are refused: numpy.asarray makes it one.
+# numpy.ndarray. Other objects with this interface are refused: numpy.asarray makes an array of one.
 class _HostArray(Protocol):
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
 
-# Tensors of torch are the first.
+# A tensor of torch's is a _DLPack.
 Array: TypeAlias = "_DLPack | _CudaArray | _HostArray | Window"
 # torch.cuda.Stream, an object with __cuda_stream__, or a cudaStream_t.
 Stream: TypeAlias = Any
@@ -311,7 +311,7 @@ class ExpertParallel:
         output: Array,
         residual: Array | None = None,
         *,
-        activation: str | None = "silu",
+        activation: Literal["gelu", "silu"] | None = "silu",
         stream: Stream = None,
     ) -> None: ...
     def check(self) -> None: ...

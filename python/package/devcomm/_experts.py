@@ -36,6 +36,7 @@ define(
     _grouped_gemm_backward,
     ("activation", ", str? activation=None", [None]),
     "new_zeros",
+    communicates=False,
 )
 
 
@@ -52,6 +53,7 @@ operator(
     "(Tensor grad, Tensor a, Tensor offsets, Tensor sizes) -> Tensor",
     _grouped_gemm_of_b,
     lambda grad, a, offsets, sizes: a.new_empty(sizes.shape[0], grad.shape[1], a.shape[1]),
+    communicates=False,
 )
 
 
@@ -88,11 +90,11 @@ operator(
 
 
 def _expert_dispatch_backward(grad, ids, name):
-    """The sums of the rows' gradients: a step's results with weights of 1."""
+    """The sum of the gradients of each token's rows: the result of a step with weights of 1."""
     experts, out = experts_of(name), _tokens_like(grad, ids)
     experts.step(out, ids, torch.ones_like(ids, dtype=torch.float32))
     experts.parallel.combine(grad.contiguous(), out)
-    # A combine must not follow: its weights would be these of 1.
+    # A combine must not follow this step: it would use these weights of 1.
     experts.count = None
     return out
 
@@ -163,16 +165,19 @@ operator(
 
 
 def _expert_combine_backward(grad, rows, ids, weights, name):
-    """A row's gradient is its token's times the weight, and the weight's their scalar product.
+    """The gradient of a row is its token's gradient times its weight; that of the weight is the
+    scalar product of the token's gradient and the row.
 
-    Rows know their token by `origins`, so all ranks' ids and weights are gathered, and the
-    gradients of the weights are added up to return.
+    A step brings the tokens' gradients to the rows, and `origins` says of which token each row is.
+    The weights are on the tokens' ranks: all ranks' ids and weights are gathered here, and the
+    gradients of the weights return by a reduce-scatter.
     """
     experts, (count, top_k) = experts_of(name), ids.shape
     parallel, ranks = experts.parallel, experts.n_ranks
     numbers = ("offsets", "sizes", "origins")
     of_rows, offsets, sizes, origins = experts.step(grad, ids, weights, numbers)
-    # All ranks' experts, and the bits of their weights.
+    # All ranks' ids and the bits of their weights, in one message. Tokens from count on have no
+    # expert.
     own = ids.new_full((parallel.tokens, top_k, 2), -1)
     own[:count, :, 0], own[:count, :, 1] = ids, weights.contiguous().view(torch.int32)
     routing = own.new_empty(ranks * parallel.tokens, top_k, 2)

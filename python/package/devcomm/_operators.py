@@ -3,7 +3,7 @@
 import itertools
 
 import torch
-from torch._library.autograd import Info, make_autograd_impl
+from torch.fx.node import has_side_effect
 
 import devcomm
 
@@ -20,7 +20,9 @@ class Group:
         self.communicator = communicator
         self.n_ranks = communicator.n_ranks
         self._made, self._products = {}, {}
-        self._window = self._tensor = None
+        # The window of `windowed`, and it as a tensor: on simulated GPUs a copy of it. The event is
+        # after the last copy of it.
+        self._window = self._tensor = self._copied = None
 
     @property
     def collectives(self):
@@ -31,8 +33,8 @@ class Group:
         return self._one(devcomm.GroupedGemm)
 
     def _one(self, kind):
-        # functools.cached_property has one lock for all objects before Python 3.12: a rank that is
-        # a thread would hold it while it waits here for the others.
+        # Not functools.cached_property, which before Python 3.12 has one lock for all objects: a
+        # rank that is a thread would hold it while it waits here for the other ranks.
         if kind not in self._made:
             self._made[kind] = kind(self.communicator)
         return self._made[kind]
@@ -49,8 +51,8 @@ class Group:
                 )
 
     def product(self, kind, m, columns):
-        """The object of a class for products of up to m rows and so many columns (AllGatherGemm: of
-        the gathered a)."""
+        """An object of a class of products, for up to so many rows and columns: those of the
+        result, for AllGatherGemm those of the gathered a."""
         most, made = self._products.get(kind, ((0, 0), None))
         if m > most[0] or columns > most[1]:
             most = max(m, most[0]), max(columns, most[1])
@@ -59,17 +61,36 @@ class Group:
         return made
 
     def windowed(self, write, out):
-        """Calls write with a window of bfloat16, and copies what is there then to out."""
+        """Calls write with a window of bfloat16, and copies to out what write has put there.
+
+        Peers write here only in a product, which needs a part of every rank: not before this rank
+        has begun it, and so not before the copy of the last one, on whichever stream that was.
+        """
         if self._window is None or len(self._window) < out.numel():
-            self._window = self.communicator.window(out.numel(), out.dtype)
+            self._window = self.communicator.window(out.numel(), torch.bfloat16)
             if self.communicator.is_simulated:
-                self._tensor = torch.empty(out.numel(), dtype=out.dtype)
+                self._tensor = torch.empty(out.numel(), dtype=torch.bfloat16)
             else:
                 self._tensor = torch.from_dlpack(self._window)
+        stream = None
+        # A captured stream waits for no event of before, and its events are points of the graph:
+        # the program orders calls and replays.
+        if not (self.communicator.is_simulated or torch.cuda.is_current_stream_capturing()):
+            stream = torch.cuda.current_stream(out.device)
+        if stream is not None and self._copied is not None:
+            self._copied.wait(stream)
         write(self._window)
         if self.communicator.is_simulated:
             self._window.copy_to(self._tensor)
         out.copy_(self._tensor[: out.numel()].view_as(out))
+        if stream is not None:
+            self._copied = self._copied or torch.cuda.Event()
+            self._copied.record(stream)
+
+    @property
+    def sizes(self):
+        """The numbers that determine shapes of results, beside the shapes of tensors."""
+        return (self.n_ranks,)
 
 
 class Experts(Group):
@@ -80,9 +101,14 @@ class Experts(Group):
         self.parallel = parallel
         self.count = None
 
+    @property
+    def sizes(self):
+        experts = self.parallel
+        return self.n_ranks, experts.most_rows, experts.local_experts, experts.hidden
+
     def step(self, input, ids, weights, numbers=(), f8=False):
-        """Dispatches tokens; returns the rows, with 0 where no token is, and these numbers. With f8
-        rows of 8-bit floats, their scales and the numbers."""
+        """Dispatches tokens; returns the rows, with 0 where no token is, with f8 their scales, and
+        those of the results of `group` that numbers names."""
         experts = self.parallel
         if experts.f8 != f8:
             own = "expert_dispatch_f8, without a derivative" if experts.f8 else "expert_dispatch"
@@ -111,21 +137,26 @@ def register(
     """Lets operators use a communicator by a name, which this returns. Collective. An
     ExpertParallel's name is also one of its communicator.
 
-    name: None: one that no other has, "devcomm0" the first in a process. torch.compile keeps the
-    name in what it compiles. Ranks that are threads of one process have names of their own.
+    name: the beginning of the name; None: one that no other has, "devcomm0" the first in a process.
+    The number of ranks follows, as in "devcomm0/2", and for an ExpertParallel its sizes:
+    torch.compile keeps the name and the shapes in what it compiles, also in files for later
+    processes, so that one name is never for other shapes. Ranks that are threads of one process
+    have names of their own.
     """
+    if isinstance(communicator, devcomm.ExpertParallel):
+        group = Experts(communicator)
+    else:
+        group = Group(communicator)
     name = f"devcomm{next(_numbers)}" if name is None else name
-    for known, group in list(groups.items()):
-        if not group.communicator.is_open:
+    name = "/".join(map(str, (name, *group.sizes)))
+    for known, other in list(groups.items()):
+        if not other.communicator.is_open:
             groups.pop(known, None)
     if name in groups:
         raise devcomm.InvalidInput(f"{name!r} is the name of another communicator: unregister it")
-    if isinstance(communicator, devcomm.ExpertParallel):
-        groups[name] = Experts(communicator)
-    else:
-        group = Group(communicator)
+    if not isinstance(group, Experts):
         group.collectives  # made here, by all ranks
-        groups[name] = group
+    groups[name] = group
     return name
 
 
@@ -140,7 +171,7 @@ def group_of(name):
         return groups[name]
     except KeyError:
         raise devcomm.InvalidInput(
-            f"no communicator has the name {name!r}: devcomm.torch.register gives it one"
+            f"no communicator has the name {name!r}: use that which devcomm.torch.register returns"
         ) from None
 
 
@@ -154,9 +185,44 @@ def experts_of(name):
 _library = torch.library.Library("devcomm", "FRAGMENT")
 
 
-def operator(name, schema, function, fake, backward=None, keep=None):
-    """Defines an operator. It has a derivative by `backward`, given what `keep` keeps, unless it
-    writes into tensors of the caller's.
+def _uncompiled(function):
+    """Returns a function of an operator, which torch.compile is to leave as it is, with all that it
+    calls. Where torch.compile runs a function of the program's as it is written, it would compile
+    those of the operators in it, one by one."""
+    dynamo = torch._C._dynamo.eval_frame
+    if not hasattr(dynamo, "set_code_exec_strategy"):
+        return torch._disable_dynamo(function)
+    # Unlike a wrapper this takes no time in a call.
+    skip = dynamo._FrameAction.SKIP
+    dynamo.set_code_exec_strategy(function.__code__, dynamo._FrameExecStrategy(skip, skip))
+    return function
+
+
+def _no_derivative(ctx, *grads):
+    """The backward function of an operator without one: an operator too, since torch.compile also
+    traces the backward functions that nobody calls."""
+    given = next(grad for grad in grads if grad is not None)
+    torch.ops.devcomm._no_derivative(given, ctx.operator)
+    return (None,) * len(ctx.needs_input_grad)
+
+
+class _Written(torch.autograd.Function):
+    """A tensor that an operator without a derivative has written."""
+
+    @staticmethod
+    def forward(ctx, operator, tensor, *inputs):
+        ctx.operator = operator
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    backward = staticmethod(_no_derivative)
+
+
+def operator(name, schema, function, fake, backward=None, keep=None, communicates=True):
+    """Defines an operator, which function computes, and of which fake makes the results alone, for
+    their shapes. keep saves in the context what backward takes from there, for the derivative; an
+    operator that writes into tensors of the caller's has none. communicates: whether all ranks call
+    it, also those that do not use its result.
 
     torch.library.custom_op would check at each call whether results are arguments, which takes
     longer than the call.
@@ -164,13 +230,18 @@ def operator(name, schema, function, fake, backward=None, keep=None):
     _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     full, overload = f"devcomm::{name}", getattr(torch.ops.devcomm, name).default
     infos = [argument.alias_info for argument in overload._schema.arguments]
+    # The indices of the arguments that the schema marks as written, `Tensor(a!)`.
     written = [i for i, info in enumerate(infos) if info is not None and info.is_write]
+    if communicates:
+        # torch.compile keeps it then. (torch.library's effects, by which it would also keep the
+        # order, do not work with activation checkpointing, as of torch 2.11.)
+        has_side_effect(overload)
 
-    def no_derivative(ctx, *grads):
-        raise NotImplementedError(f"{full} has no derivative")
+    def keep_name(ctx, inputs, output):
+        ctx.operator = full
 
-    def changed(keys, *args):
-        # Torch sees that what it has saved for a derivative has changed.
+    def count_versions(keys, *args):
+        # By a tensor's version torch sees that one which it has saved for a derivative has changed.
         try:
             with torch._C._AutoDispatchBelowADInplaceOrView():
                 keys = keys & torch._C._after_ADInplaceOrView_keyset
@@ -179,25 +250,60 @@ def operator(name, schema, function, fake, backward=None, keep=None):
             for i in written:
                 torch.autograd.graph.increment_version(args[i])
 
-    _library.impl(name, function, "CompositeExplicitAutograd")
+    def autograd(keys, *args):
+        result = count_versions(keys, *args)
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            if result is not None:
+                _Written.apply(full, result, *args)
+            # torch.compile would run the backward functions of all tensors in the graph, whichever
+            # of them the program differentiates.
+            if torch._guards.TracingContext.try_get() is None:
+                for i in written:
+                    _Written.apply(full, args[i], *args)
+        return result
+
+    _library.impl(name, _uncompiled(function), "CompositeExplicitAutograd")
     torch.library.register_fake(full, fake, lib=_library)
-    if not written:
-        backward = backward or no_derivative
-        torch.library.register_autograd(full, backward, setup_context=keep, lib=_library)
+    if written:
+        for kernel, key in ((count_versions, "ADInplaceOrView"), (autograd, "Autograd")):
+            _library.impl(name, _uncompiled(kernel), key, with_keyset=True)
         return
-    _library.impl(name, changed, "ADInplaceOrView", with_keyset=True)
-    if overload._schema.returns:
-        autograd = make_autograd_impl(overload, Info(no_derivative, None))
-        _library.impl(name, autograd, "Autograd", with_keyset=True)
+    if backward is None:
+        backward, keep = _no_derivative, keep_name
+    backward, keep = _uncompiled(backward), _uncompiled(keep)
+    torch.library.register_autograd(full, backward, setup_context=keep, lib=_library)
 
 
-def define(name, inputs, shape, run, backward, option=("op", "", ["sum"]), new="new_empty"):
-    """Defines an operator and that which writes into a tensor of the caller's.
+def _raise_no_derivative(grad, operator):
+    raise NotImplementedError(f"{operator} has no derivative")
 
-    inputs: the schema of what is before its name. shape: of the result, by the number of ranks and
-    the inputs. run: writes the result, given the group, the inputs and it. backward: the gradients
-    of the inputs, given the context and the result's. option: the argument after the name, its
-    schema, and the values with a derivative. new: how the result is made.
+
+operator(
+    "_no_derivative",
+    "(Tensor grad, str operator) -> Tensor",
+    _raise_no_derivative,
+    lambda grad, operator: grad.new_empty(0),
+)
+
+
+def define(
+    name,
+    inputs,
+    shape,
+    run,
+    backward,
+    option=("op", "", ["sum"]),
+    new="new_empty",
+    communicates=True,
+):
+    """Defines an operator, and another one, `name_out`, that writes into a tensor of the caller's.
+
+    inputs: the schema of the arguments before the communicator's name. shape: the shape of the
+    result, given the number of ranks and the inputs. run: writes the result, given the group, the
+    inputs and the result. backward: returns the gradients of the inputs, given the context and that
+    of the result. option: the name of the argument after the communicator's name, its schema, and
+    the values with a derivative, the default first. new: the method of the first input that makes
+    the result. communicates: as for `operator`.
     """
     names = [part.split()[1] for part in inputs.split(", ")]
     count = len(names)
@@ -214,11 +320,11 @@ def define(name, inputs, shape, run, backward, option=("op", "", ["sum"]), new="
         given, out, (at, *rest) = args[:count], args[count], args[count + 1 :]
         group = group_of(at)
         group.check(**dict(zip(names, given, strict=True)), out=out)
-        if tuple(out.shape) != tuple(shape(group.n_ranks, *given)) or not out.is_contiguous():
-            wanted = list(shape(group.n_ranks, *given))
+        wanted, kind = tuple(shape(group.n_ranks, *given)), given[0].dtype
+        if tuple(out.shape) != wanted or not out.is_contiguous() or out.dtype != kind:
             raise devcomm.InvalidInput(
-                f"out has the shape {list(out.shape)} and strides {out.stride()}: expected "
-                f"{wanted}, contiguous"
+                f"out has the shape {list(out.shape)}, strides {out.stride()} and {out.dtype}: "
+                f"expected {list(wanted)}, contiguous, and {kind}"
             )
         given = [x.contiguous() if isinstance(x, torch.Tensor) else x for x in given]
         run(group, *given, out, *rest)
@@ -233,12 +339,12 @@ def define(name, inputs, shape, run, backward, option=("op", "", ["sum"]), new="
         tensors = [x for x in inputs[:count] if isinstance(x, torch.Tensor)]
         ctx.numbers = [x for x in inputs[:count] if not isinstance(x, torch.Tensor)]
         # An operator of one tensor is linear: its gradient does not need the tensor.
-        ctx.save_for_backward(*tensors[: count if len(tensors) > 1 else 0])
+        ctx.save_for_backward(*(tensors if len(tensors) > 1 else ()))
 
     def gradients(ctx, grad):
         return *backward(ctx, grad.contiguous()), *(None,) * ctx.others
 
     schema = f"({inputs}, str name{option[1]}) -> Tensor"
-    operator(name, schema, call, allocate, gradients, keep)
+    operator(name, schema, call, allocate, gradients, keep, communicates)
     schema = f"({inputs}, Tensor(a!) out, str name{option[1]}) -> ()"
-    operator(f"{name}_out", schema, write, lambda *args: None)
+    operator(f"{name}_out", schema, write, lambda *args: None, communicates=communicates)

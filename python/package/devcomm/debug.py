@@ -16,18 +16,18 @@ work (`synchronize`) and then for each other (`barrier`) |
 
 `stream_order` is torch's own check of its operations, `torch.cuda._sanitizer`, with devcomm's calls
 added. It knows tensors by their first element, and the order that streams, events and
-synchronisation of torch make, and `Communicator.synchronize`; two calls of one devcomm object on two
-streams need such an order too, for their tensors. It sees the thread that enabled it. It does not
-see graphs, windows as arguments of kernels, the window of `copy_from`, `copy_to` and
+synchronisation of torch make, and `Communicator.synchronize`; for the tensors of two calls of one
+devcomm object on two streams it expects such an order, too. It sees the thread that enabled it. It
+does not see graphs, windows as arguments of kernels, the window of `copy_from`, `copy_to` and
 `put_signal`, and arrays of other libraries. While torch's check is on, torch.compile compiles
 nothing: functions run as they are written.
 
-`window_dropped` is found on a rank that has put or launched: a rank that others alone put to is not
-known to have a part in it. The barriers that count are those of `Communicator` and `Rank`, for work
-that was done when this rank came to them (on simulated GPUs, for all work). It does not know whether
-a kernel ends with a barrier of the ranks, after which a rank may drop the window at once. Python
-frees what it drops in a later call of devcomm's, which raises the error; `found` has those that were
-found when no call followed.
+`window_dropped` is found on a rank that has put or launched: devcomm does not know on a rank that
+others put into its window. The barriers that count are those of `Communicator` and `Rank`, for work
+that was done when this rank came to them (on simulated GPUs, for all work). The check does not know
+whether a kernel ends with a barrier of the ranks, after which a rank may drop the window at once.
+Neither a drop nor `close` raises the error: a later call of devcomm's on that thread does. `found`
+lists all errors, also those after which no call followed.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class _Watch:
 
     def called(self, stream, arrays):
         """A call has enqueued work that uses arrays, each an address and whether it is written.
-        stream: None: of simulated GPUs."""
+        stream: its handle; None on simulated GPUs."""
         self._raise()
         if self._handler is None or stream is None or threading.get_ident() != self._thread:
             return
@@ -75,7 +75,8 @@ class _Watch:
 
     def shared(self, comm, window, call, device, stream):
         """A call has enqueued work in which ranks use the window of others."""
-        where = traceback.extract_stack(limit=2)[0]  # the caller of devcomm
+        # The last frame is this one; that before it, since Rust's have none, the caller of devcomm.
+        where = traceback.extract_stack(limit=2)[0]
         what = f"{call}, called in {where.filename}:{where.lineno}"
         self._shared[comm, window] = (what, self._event(device, stream), threading.get_ident())
 
@@ -93,7 +94,8 @@ class _Watch:
         """This rank comes to a barrier, of a communicator or of this thread's world. Returns what
         has been shared by work that is done."""
         done = []
-        for key, (_, event, thread) in self._shared.items():
+        # A copy, since other threads, and the garbage collector on this one, change it meanwhile.
+        for key, (_, event, thread) in list(self._shared.items()):
             of_comm = key[0] == comm if comm is not None else thread == threading.get_ident()
             if of_comm and (event is None or event.query()):
                 done.append(key)
@@ -106,6 +108,7 @@ class _Watch:
         self._raise()
 
     def dropped(self, comm, window):
+        """A window is about to be freed."""
         if self._handler is not None:
             # Other memory may get the address.
             self._handler.tensors_accessed.accesses.pop(window, None)

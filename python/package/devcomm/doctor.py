@@ -2,8 +2,8 @@
 
     python -m devcomm.doctor
 
-It ends with 0 if everything works that this machine's GPUs need, or if there are no GPUs and simulated
-ones work.
+Its exit status is 0 if everything works that this machine's GPUs need, or if there are no GPUs and
+simulated ones work.
 """
 
 import ctypes
@@ -38,7 +38,8 @@ def _run(code):
 
 
 def _gpus():
-    """The driver's version of CUDA and each GPU's name and compute capability, or why there are none."""
+    """The driver's version of CUDA, or why it does not work, and each GPU's name and compute
+    capability."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -78,7 +79,7 @@ def main():
     kernels = _devcomm._kernels()
     to_do = "install a wheel that was built with --features ptx or kernels-bin"
     line("own kernels", kernels or "none in this wheel", None if kernels or not gpus else to_do)
-    # Torch loads its NCCL first if it is imported first: that is the case which can fail.
+    # If torch is imported first, its NCCL is the one that is loaded, and it may be too old.
     works, said = _run(("import torch; " if has["torch"] else "") + _NCCL)
     if works:
         line("NCCL", said)

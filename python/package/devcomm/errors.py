@@ -2,7 +2,7 @@
 
 
 class Error(RuntimeError):
-    """The base of all of them."""
+    """The base class of devcomm's exceptions."""
 
 
 class DriverError(Error):

@@ -4,8 +4,11 @@
     y = torch.ops.devcomm.all_reduce(x, name)
 
 An operator finds its communicator by the name. Every rank calls the same operators in the same
-order, and so their backward functions: the same inputs need gradients. Tensors are on the
-communicator's GPU; on the CPU in simulated worlds.
+order, and the same backward functions: for that, the same inputs need gradients on all ranks.
+torch.compile keeps operators whose results are not used. The order of operators that do not depend
+on each other is its choice, the same for the same function: where compiled functions differ between
+the ranks, each operator in them depends on the one before.
+Tensors are on the communicator's GPU; on the CPU in simulated worlds.
 
 Rows are the first dimension; `ranks` is the number of ranks, and `op` is "sum", "avg", "prod",
 "max" or "min":
@@ -23,8 +26,12 @@ Rows are the first dimension; `ranks` is the number of ranks, and `op` is "sum",
 | `grouped_gemm(a, b, offsets, sizes, name, activation=None)` | as GroupedGemm, in bfloat16 or \
 float16: (m, k), (groups, n, k) -> (m, n), with 0 in rows of no group |
 
-Each has one that writes into a tensor of the caller's, before the name: `all_gather_out(input, out,
-name)`; `all_reduce_(input, name, op="sum")` is in place. These have no derivative.
+Each has a form that writes into a tensor of the caller's, which it takes before the name:
+`all_gather_out(input, out, name)`; `all_reduce_(input, name, op="sum")` is in place. These have no
+derivative: to differentiate what they have written is an error. In a compiled function it is none,
+and the gradient is wrong: there they write only what needs no gradient. A compiled function has no
+derivative if an operator in it that returns something has none, and one of its tensors needs a
+gradient.
 
 All-reduces with RMSNorm, as `Collectives.all_reduce_rmsnorm`, of (.., hidden):
 
@@ -61,7 +68,8 @@ gradient of a dispatch is a step with weights of 1; that of a combine sends the 
 experts, and the products of rows and gradients, the weights' gradients, back.
 
 Products of bfloat16 are devcomm's fused ones, whose workspace is made by the first call and again
-by a larger one, so not in a captured graph. Of other types they are torch's product and the
+by a larger one, so not in a captured graph. Their k is not 0, and in `gemm_all_reduce` a multiple
+of 8; n is not 0 in `all_gather_gemm`. Products of other types are torch's product and the
 collective.
 """
 
@@ -99,6 +107,8 @@ def _gemm_all_reduce(group, a, b, out):
     if a.dtype != torch.bfloat16:
         torch.mm(a, b.t(), out=out)
         return group.collectives.all_reduce(out)
+    if out.numel() == 0:
+        return
     product = group.product(devcomm.GemmAllReduce, *out.shape)
     group.windowed(lambda window: product(a, b, window), out)
 
@@ -106,6 +116,8 @@ def _gemm_all_reduce(group, a, b, out):
 def _gemm_reduce_scatter(group, a, b, out):
     if a.dtype != torch.bfloat16:
         return group.collectives.reduce_scatter(a @ b.t(), out)
+    if out.numel() == 0:
+        return
     group.product(devcomm.GemmReduceScatter, a.shape[0], b.shape[0])(a, b, out)
 
 
@@ -114,6 +126,9 @@ def _all_gather_gemm(group, a, b, out):
         rows = a.new_empty(a.shape[0] * group.n_ranks, a.shape[1])
         group.collectives.all_gather(a, rows)
         return torch.mm(rows, b.t(), out=out)
+    # The ranks may differ in n, the columns of out.
+    if out.shape[0] == 0:
+        return
     group.product(devcomm.AllGatherGemm, out.shape[0], a.shape[1])(a, b, out)
 
 

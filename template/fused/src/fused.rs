@@ -22,6 +22,8 @@ pub struct FusedProduct {
     blocks: u32,
     maps: [TensorMap; 3],
     shape: [u32; 3],
+    /// A and B, whose addresses are in the maps.
+    _factors: [SymmetricBuffer<bf16>; 2],
     c: SymmetricBuffer<bf16>,
 }
 
@@ -30,11 +32,13 @@ impl FusedProduct {
     ///
     /// # Errors
     ///
-    /// If memory is exhausted, or the GPUs do not reach each other's memory.
+    /// If memory is exhausted, `n` or `k` is no multiple of 8, or the GPUs do not reach each
+    /// other's memory.
     ///
     /// # Panics
     ///
-    /// If there are not [`RANKS`] ranks, or a matrix has another number of elements.
+    /// If there are not [`RANKS`] ranks, a matrix has another number of elements, or C is so large
+    /// that 32 bits do not count its slots.
     pub fn new(
         rank: &Rank,
         [a, b]: [&SymmetricBuffer<bf16>; 2],
@@ -63,7 +67,7 @@ impl FusedProduct {
         // The ranks' grids are equal, also if their GPUs differ.
         let gpus = rank.all_gather(&[rank.context().limits().multiprocessors])?.concat();
         let blocks = gpus.into_iter().min().unwrap_or_default() / CLUSTER * CLUSTER;
-        Ok(Self { dev, memory, blocks, maps, shape, c })
+        Ok(Self { dev, memory, blocks, maps, shape, _factors: [a.clone(), b.clone()], c })
     }
 
     /// Returns C, which a launch has written.
@@ -81,8 +85,8 @@ impl FusedProduct {
         let Self { dev, memory, .. } = self;
         let launch = product_all_reduce_wide::<RANKS>::args(dev, a, b, c, &self.c, memory, m, n, k);
         let config = LaunchConfig::new(self.blocks, THREADS).with_dynamic_shared(Memory::BYTES);
-        // SAFETY: the maps and the slots are those of the shape, by `new`; every rank launches the
-        // same, and has a multiprocessor for each block.
+        // SAFETY: the maps, of matrices that `self` keeps, and the slots are those of the shape, by
+        // `new`; every rank launches the same, and has a multiprocessor for each block.
         unsafe { launch.config(config).launch(stream) }
     }
 }

@@ -36,6 +36,8 @@ fn every_rank_gets_the_sum_of_the_products(rank: &Rank) -> Result<(), Error> {
     };
     let (a, b) = (matrix(0, m * k)?, matrix(1, n * k)?);
     let fused = FusedProduct::new(rank, [&a, &b], SHAPE)?;
+    // The product keeps them.
+    drop((a, b));
     let parts: Vec<Vec<f32>> = (0..rank.n_ranks()).map(product).collect();
     // A second launch finds what the first one has left in memory.
     for launch in 0..2 {
