@@ -170,17 +170,30 @@ fn every_mutant_is_caught() {
     assert!(missed.is_empty(), "missed: {missed:#?}");
 }
 
+/// Returns the numbers of an original's schedules, one for each `one_in` of these, but at least
+/// one.
+fn of_original(numbers: Range<u64>, one_in: u64) -> Range<u64> {
+    let [first, end] = [numbers.start, numbers.end].map(|number| number.div_ceil(one_in));
+    first..end.max(first + 1)
+}
+
+#[test]
+fn an_original_runs_in_at_least_one_schedule() {
+    assert_eq!(of_original(1..10, 50), 1..2);
+    assert_eq!(of_original(1000..2000, 50), 20..40);
+    assert_eq!(of_original(0..100, 1), 0..100);
+}
+
 /// Checks that the simulator finds no error in an unchanged program.
 fn passes(program: &Program) {
-    let numbers = numbers();
     let all = std::env::var_os("DEVCOMM_ORIGINALS").is_some_and(|which| which == "all");
     let one_in = if all { 1 } else { program.one_in };
-    let [first, end] = [numbers.start, numbers.end].map(|number| number.div_ceil(one_in));
-    on_all_cores(schedules(program, first..end), |simulation| {
+    let numbers = of_original(numbers(), one_in);
+    on_all_cores(schedules(program, numbers.clone()), |simulation| {
         let text = simulation.to_string();
         let found = failure(program, simulation);
         assert!(found.is_none(), "{}, {text}: {}", program.name, found.unwrap());
     });
-    let count = end - first;
-    println!("{}: nothing found in {count} schedules, {first}..{end}", program.name);
+    let count = numbers.end - numbers.start;
+    println!("{}: nothing found in {count} schedules, {numbers:?}", program.name);
 }

@@ -6,8 +6,9 @@
 //! became ready, or in random order with a seed.
 //!
 //! After a pass in which threads wait, the network delivers operations. [`stuck`] handles passes in
-//! which threads only wait, and [`limits`] those that go on for too long. In schedules of two kinds passes differ: [`steps`], in which each step
-//! of a thread is chosen, and [`lag`], in which some threads are late.
+//! which threads only wait, and [`limits`] those that go on for too long. In schedules of two kinds
+//! passes differ: [`steps`], in which each step of a thread is chosen, and [`lag`], in which some
+//! threads are late.
 
 mod choice;
 mod fiber;

@@ -36,7 +36,9 @@ pub unsafe extern "C" fn devcomm_all_reduce(
         // SAFETY: the caller passes tensors with a version, which this function takes.
         true => unsafe { DlpackTensor::from_raw_versioned(raw) },
     };
-    match tensors.iter().map(take).collect::<Result<_>>().and_then(all_reduce) {
+    // All are taken, also after one that is refused, and dropped at the end.
+    let taken: Vec<Result<_>> = tensors.iter().map(take).collect();
+    match taken.into_iter().collect::<Result<_>>().and_then(all_reduce) {
         Ok(()) => null(),
         Err(error) => text(Ok(error.to_string())),
     }

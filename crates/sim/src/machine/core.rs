@@ -207,8 +207,8 @@ impl Core {
         self.end_with(CudaError::new(code, error.to_string()), error);
     }
 
-    /// Does the same as [`fail`](Self::fail) with the driver's error of a stream's operation, unless
-    /// the kernels have ended already.
+    /// Does the same as [`fail`](Self::fail) with the driver's error of a stream's operation,
+    /// unless the kernels have ended already.
     pub(crate) fn fail_operation(&self, operation: impl fmt::Display, error: CudaError) {
         if self.check().is_ok() {
             let what = error.text.clone().unwrap_or_else(|| format!("{:?}", error.code));

@@ -155,8 +155,9 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// Returns a deadlock report: every thread waits, and no wait has a deadline. A thread that is to
-    /// [`notify`](Self::notify) counts only if it is attached, or has a [`ticket`](Self::ticket).
+    /// Returns a deadlock report: every thread waits, and no wait has a deadline. A thread that is
+    /// to [`notify`](Self::notify) counts only if it is attached, or has a
+    /// [`ticket`](Self::ticket).
     pub fn wait(&self, since: EventCount, deadline: Option<Duration>) -> Result<(), String> {
         self.enter();
         self.wait_until("a wait for an event", deadline, |core, _| core.event_count() != since)

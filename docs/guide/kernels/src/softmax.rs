@@ -1,7 +1,7 @@
 //! The softmax of the rows of a product: the attention scores of one head.
 //!
-//! Q has `queries x k` elements, K `keys x k` and P `queries x keys`. `queries` and `keys` are
-//! multiples of 64 and `k` of 8; all are aligned to 16 bytes.
+//! Q has `queries x terms` elements, K `keys x terms` and P `queries x keys`. `queries` and `keys`
+//! are multiples of 64 and `terms` of 8; the matrices are aligned to 16 bytes.
 
 // ANCHOR: kernel
 use cuda_std::convert::f32_to_bf16x2;

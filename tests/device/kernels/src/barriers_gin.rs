@@ -70,7 +70,7 @@ unsafe fn rounds<B: GinBackend>(
                     if contexts > 1 { comm.gin::<B>((p as u32 + round) % contexts) } else { gin };
                 // SAFETY: barriers separate the reads of the targets from the next puts to them.
                 unsafe {
-                    // Without a fence of puts nothing orders them.
+                    // Without a fence of puts no read of the targets would be ordered after these.
                     if fence as i32 & 1 != 0 {
                         ctx.put(team, p as i32, mail.at(targets + me), mail.at(sources + p), 1)
                             .post(coop);

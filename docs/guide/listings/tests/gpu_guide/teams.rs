@@ -11,11 +11,14 @@ fn every_rank_has_all_parts(rank: &Rank) -> Result<(), Error> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let (x, all) = (comm.window::<f32>(3)?, comm.window::<f32>(3 * rank.n_ranks())?);
     let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(2))?;
-    stream.fill(&x, rank.rank() as f32)?;
-    gather::args(&dev, &x, &all).grid(2).block(32).launch(&stream)?;
-    let mut gathered = [0.0; 6];
-    stream.copy_to_host(&all, &mut gathered)?;
-    assert_eq!(gathered, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]);
+    for launch in 0..2 {
+        let first = (100 * launch + 3 * rank.rank()) as f32;
+        stream.copy_to_device(&[first, first + 1.0, first + 2.0], &x)?;
+        gather::args(&dev, &x, &all).grid(2).block(32).launch(&stream)?;
+        let mut gathered = [0.0; 6];
+        stream.copy_to_host(&all, &mut gathered)?;
+        assert_eq!(gathered, [0, 1, 2, 3, 4, 5].map(|i| (100 * launch + i) as f32));
+    }
     Ok(())
 }
 // ANCHOR_END: gather
