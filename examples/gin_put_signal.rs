@@ -49,8 +49,8 @@ fn ping_pong(rank: &Rank) -> Result<()> {
         send.copy_from_host(&message)?;
         recv.fill_bytes(0xff)?;
         rank.barrier()?;
-        // SAFETY: the windows and `nanos` have room for every round, in every rank, and live until
-        // the barrier below.
+        // SAFETY: the windows and `nanos` have room for every round, in every rank, and nothing
+        // else uses them until the barrier below, when the kernel has ended in every rank.
         unsafe {
             let ping_pong = kernels::gin_put_signal::args(
                 &dev_comm,
@@ -62,6 +62,7 @@ fn ping_pong(rank: &Rank) -> Result<()> {
             );
             ping_pong.grid(1).block(WARP).launch(&stream)?;
         }
+        stream.synchronize()?;
         rank.barrier()?;
 
         // Both ranks of a pair have the even rank's message. A last even rank has no partner.

@@ -31,7 +31,7 @@ from pathlib import Path
 EXPERT_MAJOR, RANK_MAJOR, FLAT = 1, 2, 3
 # The layouts, and whether ranks write to each other's tensors without a staging buffer. RANK_MAJOR
 # and FLAT send a row once to a rank, with its experts and weights; EXPERT_MAJOR also puts the rows
-# in the order of the experts, as `group` does.
+# in the order of the experts, as the operation `group` of `devcomm-bench ep` does.
 STAGED = {"expert-major": (EXPERT_MAJOR, False)}
 BOTH = {**STAGED, "expert-major direct": (EXPERT_MAJOR, True)}
 FORMS = {
@@ -158,7 +158,7 @@ class Library:
 
 
 class Batch:
-    """The tokens of all ranks, with elements as in the benchmark: below 2, of 8 bits."""
+    """The tokens of all ranks, with elements as in the benchmark: multiples of 1/64 from -2 on, below 2."""
 
     def __init__(self, job, tokens, rank, ranks, device):
         work, self.seed, self.tokens = job["experts"], job["seed"], tokens
@@ -246,7 +246,9 @@ class Case:
                 raise ValueError(f"its high-throughput form does not take {b.tokens} tokens")
             # The most rows that can arrive, as in NCCL EP's own benchmark.
             shape = [room * (b.top_k if in_order else 1)]
-        # An ncclEpGroupConfig_t, with its defaults where there are zeros.
+        # An ncclEpGroupConfig_t: size, magic number, version, algorithm, experts, tokens of a rank,
+        # rows that can arrive, bytes of a row, defaults, whether ranks write without a staging buffer
+        # (2: always), 0, experts of a token, 0.
         sizes = b.experts, b.tokens, 0 if self.is_ll else shape[0], 2 * b.hidden
         fields = int(not self.is_ll), *sizes, *[0] * 9, 2 if self.direct else 0, 0, b.top_k, 0
         config = self.packed("8IQ3I4x3QI4xQ4I", 112, 0xC00FFFEE, 2, *fields)
@@ -456,7 +458,8 @@ def measure(job, cases, order, out):
 def main():
     global torch
     job, rank = json.loads(sys.argv[1]), int(os.environ["RANK"])
-    # Only rows go to the standard output: what libraries print goes to the standard error.
+    # Only rows, and lines that begin with #, go to the standard output: what libraries print goes
+    # to the standard error.
     out = os.fdopen(os.dup(1) if rank == 0 else os.open(os.devnull, os.O_WRONLY), "w")
     os.dup2(2, 1)
     # NCCL EP stores over NVLink, without multicast. A rank gives up after waiting for a minute.

@@ -21,6 +21,7 @@ use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use pyo3::exceptions::PyException;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
@@ -130,7 +131,12 @@ impl Home {
         let held = unsafe { ffi::PyGILState_Ensure() };
         let freed = Python::try_attach(|py| {
             let _exception = Exception::set_aside(py);
-            if !captures_current(py)? {
+            let captures = match captures_current(py) {
+                // Such as KeyboardInterrupt. Another error is torch's own, as of a GPU that failed.
+                Err(error) if !error.is_instance_of::<PyException>(py) => return Err(error),
+                captures => captures.unwrap_or(false),
+            };
+            if !captures {
                 detached(py, || drop(self.take_returned()));
             }
             Ok(())

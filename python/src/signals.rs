@@ -42,8 +42,8 @@ pub fn interrupted_by_signals<R>(py: Python<'_>, f: impl FnOnce() -> R) -> PyRes
     })
 }
 
-/// Does the same as [`interrupted_by_signals`], with the exception of an error of `f`:
-/// KeyboardInterrupt on the thread of a rank whose world was interrupted.
+/// Does the same as [`interrupted_by_signals`], and turns an error of `f` into its exception of
+/// Python, which is KeyboardInterrupt on the thread of a rank whose world was interrupted.
 pub fn waiting<R>(py: Python<'_>, f: impl FnOnce() -> devcomm::Result<R>) -> PyResult<R> {
     interrupted_by_signals(py, f)?.map_err(|error| {
         if !WORLD.with_borrow(|world| world.as_ref().is_some_and(|world| world.is_interrupted())) {
@@ -163,7 +163,7 @@ pub fn attached<R>(f: impl for<'py> FnOnce(Python<'py>) -> R) -> Option<R> {
     Python::try_attach(f)
 }
 
-/// While it lives, this thread sleeps until the process ends where Python would end it.
+/// Makes this thread, while it lives, sleep until the process ends instead of being ended by Python.
 ///
 /// Python ends other threads than its main one when they ask for the GIL after its own end, as a
 /// rank of an interrupted world may that was left to itself: by `pthread_exit`, which unwinds. The

@@ -136,6 +136,9 @@ fn barriers_of_the_ranks_and_calls_that_wait_for_all_ranks_order_their_work() {
     }
 }
 
+/// The simulator does not see a wait for a barrier of the standard library. It takes a thread that
+/// does not come back for a tenth of a second as one that waits outside the machine, and orders it
+/// after what the others have done meanwhile.
 #[test]
 fn threads_that_wait_for_each_other_outside_the_machine_do_not_race() {
     let outside = Barrier::new(2);

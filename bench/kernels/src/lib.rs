@@ -10,7 +10,8 @@
 //! guarantee.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 
-// A kernel has the name of its file, so the files are modules of an inner module.
+// On hosts a kernel is also a type, which often has the name of its file: the inner module keeps the
+// names of types and of files apart.
 #[path = ""]
 mod files {
     pub mod gin_put;

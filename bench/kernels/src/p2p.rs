@@ -53,8 +53,7 @@ const STAGES: u32 = 6;
 type Tile = SharedTile<u8, TMA_ROWS>;
 
 /// Copies the matrix `from`, `rows` rows of [`TMA_ROW`] bytes, to `to`, `rounds` times, each in
-/// tiles of `tile_rows` rows. A block's stores have been issued and have read their memory before
-/// its next round begins, but need not have arrived: short copies show the time to issue them.
+/// tiles of `tile_rows` rows. A block's stores of a round are complete before its next round begins.
 ///
 /// Grid: any. Block: one warp, of which one thread works, with [`TMA_SHARED`] bytes.
 ///
@@ -87,7 +86,7 @@ pub unsafe fn p2p_tma(
         for _ in 0..rounds {
             let (mut loaded, mut stored) = (block, block);
             while stored < tiles {
-                // The last load below takes the place of the last stored tile but one.
+                // The last load below goes to the shared memory of the last stored tile but one.
                 tma::wait_stores_read::<1>();
                 while loaded < tiles && loaded < stored + (STAGES - 1) * blocks {
                     let barrier = pipeline.full(empty);

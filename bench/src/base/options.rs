@@ -192,7 +192,7 @@ refused! {
     per_iter_skip 'K' "per_iter_skip" "0", "-w sets the launches that are not timed";
     parallel_init 'p' "parallel_init" "1", "ranks initialise NCCL in parallel";
     blocking 'z' "blocking" "0", "launches of a batch are not waited for";
-    report_cputime 'C' "report_cputime" "0", "times are those of the GPU";
+    report_cputime 'C' "report_cputime" "0", "--host times the host's calls";
     local_register 'R' "local_register" "0",
         "--variants chooses the memory: nccl is -R 0, nccl-sym is -R 2";
     device_implementation 'D' "device_implementation" "0",
@@ -301,7 +301,9 @@ impl SizeOptions {
     pub fn sizes(&self, largest: usize) -> impl Iterator<Item = usize> {
         let max = self.max.unwrap_or(largest.max(self.min));
         let (factor, step) = (self.factor, self.step);
-        std::iter::successors(Some(self.min.max(1)), move |size| match step {
+        // -b 0 -i 16 is 16, 32 ..: an empty message is left out.
+        let first = if self.min == 0 { step.unwrap_or(1) } else { self.min };
+        std::iter::successors(Some(first), move |size| match step {
             Some(step) => size.checked_add(step),
             None => size.checked_mul(factor),
         })

@@ -30,7 +30,7 @@ pub fn run(
     }?;
     let ranks = world.n_ranks();
     if let Some(gpus) = options.gpus.filter(|gpus| *gpus != ranks) {
-        bail!("--ngpus {gpus}, but the launcher started {ranks} ranks (WORLD_SIZE)");
+        bail!("--ngpus {gpus}, but the launcher started {ranks} ranks");
     }
     world.run(body)?;
     Ok(())

@@ -110,7 +110,8 @@ pub(crate) fn without_line_tables(text: &str) -> String {
 
 /// Returns a module without comments, indentation, and the labels of its line tables.
 ///
-/// `ptxas` starts a block at such a label: without them it makes other machine code.
+/// `ptxas` starts a basic block at such a label: from the result it makes other machine code, of
+/// the same size, than from the module with them.
 pub(crate) fn compact(text: &str) -> String {
     let lines = text.lines().map(|line| line.split("//").next().unwrap_or_default().trim());
     let lines = lines.filter(|line| !line.is_empty() && !line.starts_with("$L__tmp"));

@@ -184,7 +184,7 @@ fn what_a_kernel_requires_is_checked_with_the_values_of_both_sides() {
 
 /// Has conditions with arithmetic on integers and on floats.
 #[kernel(requires(
-    first + count <= 8 && (last - first) * 2 != 6,
+    (first + count <= 8) && ((last - first) * 2 != 6),
     count % (4 - first) == 0,
     eps > 0.0,
     eps * scale <= 1.0

@@ -68,8 +68,8 @@ use proc_macro::TokenStream;
 ///   host checks the conditions, so they call `const` functions only, and cannot use what only a
 ///   running kernel has, such as a thread's index or an element of a window. They can use the
 ///   `len()` of a slice, and the fields of a struct with a slice. A comparison in which `+`, `-`,
-///   `*`, `/` or `%` of integers overflows is not met; within a call or a cast, or beside `||`,
-///   they overflow as elsewhere.
+///   `*`, `/` or `%` of integers overflows is not met; within a call or a cast, after `!` or
+///   beside `||` they overflow as elsewhere.
 /// * `in_place`: windows may share memory. Without it a launch of a safe kernel with the same
 ///   memory in two windows is an error.
 ///

@@ -3,7 +3,7 @@
 use proc_macro2::TokenStream;
 use quote::{ToTokens, format_ident, quote};
 use syn::spanned::Spanned;
-use syn::{BinOp, Error, Expr, ExprBinary, ExprParen, Ident, Result, Type};
+use syn::{BinOp, Error, Expr, ExprBinary, ExprGroup, ExprParen, Ident, Result, Type};
 
 use crate::meta::token_text;
 
@@ -53,6 +53,7 @@ pub fn check_names(requires: &[Expr], names: &[&Ident]) -> Result<()> {
 /// Returns code that returns `Unmet` if the condition does not hold, with both sides of a
 /// comparison of integers.
 fn condition(condition: &Expr) -> TokenStream {
+    let condition = in_parentheses(condition);
     let text = text(condition);
     let unmet = |sides: TokenStream| {
         quote! {
@@ -98,9 +99,7 @@ fn arithmetic<'a>(
     unmet: &TokenStream,
     operands: &mut Vec<(Ident, &'a Expr)>,
 ) -> [TokenStream; 2] {
-    if let Expr::Paren(ExprParen { expr, .. }) = expr {
-        return arithmetic(expr, unmet, operands);
-    }
+    let expr = in_parentheses(expr);
     if let Expr::Binary(ExprBinary { left, op, right, .. }) = expr
         && let Some(checked) = checked(op)
     {
@@ -118,6 +117,16 @@ fn arithmetic<'a>(
     let name = format_ident!("__{}", operands.len(), span = expr.span());
     operands.push((name.clone(), expr));
     [quote!(#name), quote!(#name as i128)]
+}
+
+/// Returns what is in parentheses, or in the invisible ones around a macro's fragment.
+fn in_parentheses(expr: &Expr) -> &Expr {
+    match expr {
+        Expr::Paren(ExprParen { expr, .. }) | Expr::Group(ExprGroup { expr, .. }) => {
+            in_parentheses(expr)
+        }
+        other => other,
+    }
 }
 
 fn is_comparison(op: &BinOp) -> bool {

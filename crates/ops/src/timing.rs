@@ -13,22 +13,22 @@ const NOISE: f32 = 1.02;
 /// 2 % more. The stream has no other work.
 ///
 /// `select` sets the plan of later launches; all plans can do the operation. `launch` enqueues the
-/// operation, perhaps in a capture. `slowest` turns the times of this rank, or its error, into the
-/// times of the slowest one, or an error of all.
+/// operation, perhaps in a capture. `slowest` turns the times of this rank into those of the
+/// slowest one.
 pub(crate) fn fastest<P: Copy + PartialEq>(
     stream: &Stream,
     plans: &[P],
     expected: P,
     select: impl Fn(P) -> Result<()>,
     launch: impl Fn() -> Result<()>,
-    slowest: impl Fn(Result<Vec<f32>>) -> Result<Vec<f32>>,
+    slowest: impl Fn(Vec<f32>) -> Result<Vec<f32>>,
 ) -> Result<P> {
     // The launches in the graph by which a plan is timed, and how often likely plans are timed
     // again. The times of simulated GPUs mean nothing.
     let (launches, rounds) = if stream.context().is_simulated() { (1, 1) } else { (8, 3) };
     let launch_all = || (0..launches).try_for_each(|_| launch());
+    let (begin, end) = (stream.context().event()?, stream.context().event()?);
     let time = |plan, graph: Option<&Graph>| -> Result<f32> {
-        let (begin, end) = (stream.context().event()?, stream.context().event()?);
         if graph.is_none() {
             select(plan)?;
         }
@@ -52,15 +52,14 @@ pub(crate) fn fastest<P: Copy + PartialEq>(
         graphs.push(graph);
         time
     });
-    let mut times = slowest(first.collect())?;
+    let mut times = slowest(first.collect::<Result<_>>()?)?;
     let least = times.iter().copied().fold(f32::INFINITY, f32::min);
     let is_promising = |i: &usize| times[*i] <= PROMISING * least || plans[*i] == expected;
     let again: Vec<_> = (0..plans.len()).filter(is_promising).collect();
-    let second = (0..rounds).flat_map(|_| &again).try_for_each(|&i| {
+    for &i in (0..rounds).flat_map(|_| &again) {
         times[i] = times[i].min(time(plans[i], graphs[i].as_ref())?);
-        Ok(())
-    });
-    Ok(choose(plans, &slowest(second.map(|()| times))?, expected))
+    }
+    Ok(choose(plans, &slowest(times)?, expected))
 }
 
 fn choose<P: Copy + PartialEq>(plans: &[P], times: &[f32], expected: P) -> P {
@@ -71,11 +70,9 @@ fn choose<P: Copy + PartialEq>(plans: &[P], times: &[f32], expected: P) -> P {
     kept.or_else(fastest).map_or(expected, |(plan, _)| *plan)
 }
 
-/// Returns the longest time of all ranks for each plan, or an error on all ranks. *Collective*.
-pub(crate) fn slowest(comm: &Communicator, own: Result<Vec<f32>>) -> Result<Vec<f32>> {
-    let own = own.map(|times| (times.clone(), times));
-    let (mut times, all) = comm.collective("measure: the times").exchange(own)?;
-    for others in all {
+/// Returns the longest time of all ranks for each plan. *Collective*.
+pub(crate) fn slowest(comm: &Communicator, mut times: Vec<f32>) -> Result<Vec<f32>> {
+    for others in comm.host_all_gather(&times)? {
         times.iter_mut().zip(others).for_each(|(time, other)| *time = time.max(other));
     }
     Ok(times)

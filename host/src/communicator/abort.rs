@@ -60,7 +60,8 @@ impl AbortHandle {
     /// # Errors
     ///
     /// [`Error::Nccl`]; [`StateError::DeadlinePassed`](crate::StateError::DeadlinePassed) when the
-    /// abort has not ended within 5 s: it continues in the background.
+    /// abort has not ended within 5 s: it continues in the background. [`Error::InvalidInput`] if
+    /// the system has had no room for its thread for 2 s.
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self) -> Result<()> {
         abort(&self.handle)

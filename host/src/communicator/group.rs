@@ -5,6 +5,7 @@
 //! called when the closure returns. If the closure fails or panics, NCCL is not called.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
@@ -236,23 +237,29 @@ pub(super) fn defer(deferred: DeferredCall) {
 }
 
 /// Fails if two sends or receives of one communicator access the same memory, and one of them
-/// receives: NCCL does both at the same time. A rank may receive from itself what it sends.
+/// receives: NCCL does both at the same time. What a rank receives from itself where it sends it
+/// changes nothing.
 fn require_apart(deferred: &[DeferredCall]) -> Result<()> {
-    let all = deferred.iter().filter_map(|call| Some((call, call.uses.exchanged.as_ref()?)));
-    let mut all: Vec<_> = all.filter(|(_, memory)| !memory.bytes.is_empty()).collect();
-    all.sort_by_key(|(call, memory)| (call.communicator.created(), memory.bytes.start));
+    let all = || deferred.iter().filter_map(|call| Some((call, call.uses.exchanged.as_ref()?)));
+    let place = |(call, memory): (&DeferredCall, &Exchanged)| {
+        (call.communicator.created(), memory.bytes.start, memory.bytes.end)
+    };
+    let sent: BTreeSet<_> =
+        all().filter(|(_, memory)| memory.is_own && !memory.is_received).map(place).collect();
+    let changes = |exchange: &(&DeferredCall, &Exchanged)| {
+        let memory = exchange.1;
+        let is_in_place = memory.is_received && memory.is_own && sent.contains(&place(*exchange));
+        !memory.bytes.is_empty() && !is_in_place
+    };
+    let mut all: Vec<_> = all().filter(changes).collect();
+    all.sort_by_key(|exchange| place(*exchange));
     // The send and the receive whose memory ends last, of those that begin earlier.
     let mut last = [None::<(&DeferredCall, &Exchanged)>; 2];
     for (call, memory) in all {
         let is_same = |other: &DeferredCall| other.communicator.is(&call.communicator);
         for (other, before) in last.into_iter().flatten().filter(|(other, _)| is_same(other)) {
-            let receives = [memory.is_received, before.is_received];
-            let is_in_place = receives[0] != receives[1]
-                && memory.is_own
-                && before.is_own
-                && memory.bytes == before.bytes;
-            let is_shared = memory.bytes.start < before.bytes.end && receives != [false; 2];
-            if is_shared && !is_in_place {
+            let receives = memory.is_received || before.is_received;
+            if receives && memory.bytes.start < before.bytes.end {
                 return Err(Error::invalid(format!(
                     "the buffers of {} and of {} in one group overlap: NCCL does both at the same \
                      time, so each has memory of its own",

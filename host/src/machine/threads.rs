@@ -12,8 +12,10 @@ use parking_lot::Mutex;
 use super::{CURRENT, Machine, Shared};
 use crate::error::{Error, Result};
 
-/// How long to retry while the system has no room for a thread, and the pause in between.
-const SPAWN_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long [`Machine::spawn`] retries while the system has no room for a thread. Aborts begin so
+/// after a loss, and who waits for them does so for longer.
+const SPAWN_LIMIT: Duration = Duration::from_secs(2);
+/// The pause between two attempts to start a thread.
 const SPAWN_RETRY: Duration = Duration::from_millis(50);
 
 /// The registration of a thread that is about to start. A simulated machine waits for the thread,
@@ -56,9 +58,10 @@ pub(crate) struct Task<T>(Arc<Shared<Option<Result<T>>>>);
 ///
 /// # Errors
 ///
-/// The system's, after [`SPAWN_TIMEOUT`].
+/// The system's, after `limit`.
 pub(crate) fn start_thread(
     name: &str,
+    limit: Duration,
     f: impl FnOnce() + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
     // The standard library drops what it cannot start.
@@ -71,7 +74,7 @@ pub(crate) fn start_thread(
             }
         };
         match std::thread::Builder::new().name(name.to_owned()).spawn(thread) {
-            Err(_) if start.elapsed() < SPAWN_TIMEOUT => std::thread::sleep(SPAWN_RETRY),
+            Err(_) if start.elapsed() < limit => std::thread::sleep(SPAWN_RETRY),
             started => return started,
         }
     }
@@ -138,7 +141,7 @@ impl Machine {
             });
             result.change(|result| *result = Some(returned));
         };
-        start_thread(name, thread).map_err(|error| {
+        start_thread(name, SPAWN_LIMIT, thread).map_err(|error| {
             Error::invalid(format!("the thread {name} cannot be started: {error}"))
         })?;
         Ok(Task(shared))

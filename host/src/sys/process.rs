@@ -81,8 +81,9 @@ pub(crate) fn handles(signal: i32) -> bool {
     is_in_mask("self", "SigCgt", signal)
 }
 
-/// Sends a signal to a child that has not been waited for, if the child has a handler for it: for
-/// example, it has none until its world runs.
+/// Sends a signal to a child that has not been waited for, if the child has a handler for it. The
+/// signal would end a child without one, as a rank is before its world runs, whose handler of
+/// SIGUSR1 prints what the rank does.
 pub(crate) fn send_if_handled(child: &Child, signal: i32) {
     if is_in_mask(&child.id().to_string(), "SigCgt", signal) {
         // SAFETY: `kill` has no requirements; the process id is the child's until it is waited for.

@@ -380,8 +380,8 @@ impl World {
         };
         match &self.mode {
             RankMode::Process { config, local_rank, device } => {
-                // This runs on a thread of its own, since its waits for connections are not
-                // interruptible.
+                // This runs on a thread of its own, since a connection that is not answered takes
+                // seconds, and so may the look-up of a name: neither is interruptible.
                 let (joining, config) = (self.machine.clone(), config.clone());
                 let joining = joining.spawn("devcomm-join", move || config.join())?;
                 let rendezvous = joining.wait(None, || Ok(()))??;

@@ -123,7 +123,17 @@ fn sends_and_receives_of_a_group_whose_buffers_overlap_are_refused() {
         })?;
         stream.synchronize()?;
         assert_eq!(contents(&memory)[6..18], [2.0 - me as f32; 12]);
-        Ok(())
+        // A broadcast, which the root also receives, in place.
+        for root in 0..2 {
+            group(|_| {
+                for peer in (0..2).filter(|_| me == root) {
+                    comm.send(&memory.slice(..4)?, peer, &stream)?;
+                }
+                let first = if me == root { 0 } else { 6 };
+                comm.recv(&memory.slice(first..first + 4)?, root, &stream)
+            })?;
+        }
+        stream.synchronize()
     });
 }
 

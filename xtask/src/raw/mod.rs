@@ -71,9 +71,9 @@ impl Nccl {
 /// The two checked-in files.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Files {
-    /// `functions.rs`
+    /// `functions.rs`: the list.
     pub list: String,
-    /// `native.md`
+    /// `native.md`: NCCL's functions that the list leaves out, with the reason of each.
     pub native: String,
 }
 

@@ -57,8 +57,9 @@ const STRUCTS: [(&str, &str, usize); 9] = [
     ("ncclGinRequest_t", "GinRequest", size_of::<nccl::GinRequest>()),
 ];
 
-/// Returns the Rust type of a parameter or result, for a normalised C type. A struct by value is a
-/// pointer to a copy.
+/// Returns the Rust type of a parameter or result, for a C type in the form in which the headers'
+/// parser returns it: `const` after what it qualifies, no space before `*` or `&`. A struct by
+/// value is a pointer to a copy.
 pub fn rust_of_c(ty: &str) -> Option<String> {
     let scalar = |ty: &str| SCALARS.iter().find(|(c, _)| *c == ty).map(|(_, rust)| *rust);
     let struct_type = |ty: &str| STRUCTS.iter().find(|(c, ..)| *c == ty).map(|(_, rust, _)| *rust);
@@ -72,7 +73,7 @@ pub fn rust_of_c(ty: &str) -> Option<String> {
     struct_type(ty).map(|rust| format!("*const {rust}")).or_else(|| scalar(ty).map(str::to_owned))
 }
 
-/// Returns the LLVM type of a Rust type on the list.
+/// Returns the LLVM type of a Rust type in the generated list of functions.
 pub fn llvm_of_rust(ty: &str) -> Option<&'static str> {
     Some(match ty {
         "bool" => "i1",
@@ -84,13 +85,14 @@ pub fn llvm_of_rust(ty: &str) -> Option<&'static str> {
     })
 }
 
-/// Returns the pointee size of a pointer on the list, if it is one of NCCL's structs.
+/// Returns the size of what a pointer in the generated list points to, if it is a struct of NCCL's.
 pub fn pointee_size(ty: &str) -> Option<u64> {
     let pointee = ty.strip_prefix("*const ").or_else(|| ty.strip_prefix("*mut "))?;
     STRUCTS.iter().find(|(_, rust, _)| *rust == pointee).map(|(.., size)| *size as u64)
 }
 
-/// Returns whether LLVM's result type is one of C's structs.
+/// Returns whether a function returns a struct of NCCL's; `returns` is
+/// [`Signature::returns`](cuda_builder::Signature::returns), which has a struct's name in C.
 pub fn is_struct(returns: &str) -> bool {
     returns.starts_with("nccl")
 }

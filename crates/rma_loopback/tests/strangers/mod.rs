@@ -13,23 +13,27 @@ use crate::fake::bootstrap::HandleBytes;
 /// The length of the message that a rank sends when it connects.
 const HANDSHAKE_BYTES: usize = 40;
 
-/// Returns the random number, the process and the number in the name of a rank's socket, which
-/// every user of the host can read.
+/// Returns the words of a rank's handle that are in the name of its socket, which every user of the
+/// host can read: a random number of its process, the process id, and the number of the socket. The
+/// two words before them are the magic number and the host.
 fn words(handle: &HandleBytes) -> [u64; 3] {
     [2, 3, 4].map(|word| u64::from_le_bytes(handle.as_chunks().0[word]))
 }
 
 fn address(handle: &HandleBytes) -> SocketAddr {
-    let [process, pid, endpoint] = words(handle);
-    let name = format!("devcomm-gin-{process:016x}-{pid}-{endpoint}");
+    let [random, pid, endpoint] = words(handle);
+    let name = format!("devcomm-gin-{random:016x}-{pid}-{endpoint}");
     SocketAddr::from_abstract_name(name).unwrap()
 }
 
-/// Returns the handshake of rank 2 with rank 0, which has this handle.
+/// Returns the handshake of rank 2 with rank 0, which has this handle: the key of rank 0 in two
+/// words, the rank, the slots of the shared memory, and the bytes of a slot. A rank sends the
+/// descriptor of the shared memory with it.
 fn handshake(handle: &HandleBytes) -> [u8; HANDSHAKE_BYTES] {
-    let [process, pid, endpoint] = words(handle);
+    let [random, pid, endpoint] = words(handle);
     let mut bytes = [0; HANDSHAKE_BYTES];
-    let words = [process ^ pid.rotate_left(32), endpoint, 2, 2, 4096];
+    let (key, rank, slots, slot_bytes) = ([random ^ pid.rotate_left(32), endpoint], 2, 2, 4096);
+    let words = [key[0], key[1], rank, slots, slot_bytes];
     for (to, word) in bytes.as_chunks_mut().0.iter_mut().zip(words) {
         *to = word.to_le_bytes();
     }
@@ -51,7 +55,8 @@ pub fn listen_as_another(handle: &HandleBytes) -> Option<UnixListener> {
 /// Connects to rank 0 as strangers do, before it connects to the other ranks.
 pub fn visit(handle: &HandleBytes) -> Vec<UnixStream> {
     let connect = || UnixStream::connect_addr(&address(handle)).unwrap();
-    // The first is not a handshake, the second comes without memory, and the third is empty.
+    // The first is not a handshake, the second comes without a
+    // descriptor of shared memory, and the third is empty.
     let messages = [&b"GET / HTTP/1.1\r\n\r\n"[..], &handshake(handle), &[]];
     let visit = |message: &[u8]| {
         let mut stranger = connect();

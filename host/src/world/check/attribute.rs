@@ -19,9 +19,9 @@ const TEST_GPUS: &str = "DEVCOMM_TEST_GPUS";
 
 const WITHOUT_NCCL: &str = "no NCCL, which GPUs need, was found: `devcomm setup` fetches it";
 
-/// Schedules of a test on simulated GPUs.
+/// The number of random schedules of a test on simulated GPUs.
 const RANDOM: u64 = 3;
-/// One for each [`Lag`](devcomm_sim::Lag).
+/// The number of schedules with late threads, one for each [`Lag`](devcomm_sim::Lag).
 const LAGGING: u64 = devcomm_sim::Lag::ALL.len() as u64;
 
 /// Runs the test `name`, as `#[devcomm::test]` documents. `settings` is the text form of the
@@ -42,7 +42,8 @@ where
     let n = simulation.gpus();
     if let Some(value) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
         let value = value.to_string_lossy();
-        // The settings of another test or of a program do not apply: all schedules run.
+        // `DEVCOMM_SIMULATE` repeats the one schedule that a failed test has printed. With another
+        // number of GPUs it is of another test, or for a program: all schedules run.
         let others = value.parse().is_ok_and(|machine: Simulation| machine.gpus() != n);
         return if others { simulated(simulation, f) } else { replay(&value, f) };
     }

@@ -16,6 +16,8 @@ use crate::sys::fork::Process;
 
 /// How long a process that closes its connections waits for its peers to have read everything.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long to retry while the system has no room for the thread.
+const SPAWN_LIMIT: Duration = Duration::from_secs(10);
 
 /// The connections of a process, to which any of its threads can send.
 pub(super) struct Links {
@@ -78,7 +80,8 @@ impl<S: Service> ServiceThread<S> {
     pub(super) fn start(rank: usize, service: S) -> io::Result<Self> {
         let service = Arc::new(service);
         let shared = Arc::clone(&service);
-        let thread = start_thread(&format!("devcomm-rank-{rank}"), move || run(&*shared))?;
+        let name = format!("devcomm-rank-{rank}");
+        let thread = start_thread(&name, SPAWN_LIMIT, move || run(&*shared))?;
         Ok(Self { service, process: Process::current(), thread: Some(thread) })
     }
 }
