@@ -163,7 +163,8 @@ pub fn attached<R>(f: impl for<'py> FnOnce(Python<'py>) -> R) -> Option<R> {
     Python::try_attach(f)
 }
 
-/// Makes this thread, while it lives, sleep until the process ends instead of being ended by Python.
+/// Makes this thread, while it lives, sleep until the process ends instead of being ended by
+/// Python.
 ///
 /// Python ends other threads than its main one when they ask for the GIL after its own end, as a
 /// rank of an interrupted world may that was left to itself: by `pthread_exit`, which unwinds. The

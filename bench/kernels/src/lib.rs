@@ -10,8 +10,8 @@
 //! guarantee.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 
-// On hosts a kernel is also a type, which often has the name of its file: the inner module keeps the
-// names of types and of files apart.
+// On hosts a kernel is also a type, which often has the name of its file: the inner module keeps
+// the names of types and of files apart.
 #[path = ""]
 mod files {
     pub mod gin_put;

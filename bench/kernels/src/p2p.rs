@@ -53,7 +53,8 @@ const STAGES: u32 = 6;
 type Tile = SharedTile<u8, TMA_ROWS>;
 
 /// Copies the matrix `from`, `rows` rows of [`TMA_ROW`] bytes, to `to`, `rounds` times, each in
-/// tiles of `tile_rows` rows. A block's stores of a round are complete before its next round begins.
+/// tiles of `tile_rows` rows. A block's stores of a round are complete before its next round
+/// begins.
 ///
 /// Grid: any. Block: one warp, of which one thread works, with [`TMA_SHARED`] bytes.
 ///

@@ -60,8 +60,8 @@ pub enum Set {
     Llama70bTp2,
     /// Few terms: k of 1024 and 2048
     ShortK,
-    /// Rows and columns that are no multiples of a tile, some of them odd; k is a multiple of 8, and
-    /// of 8-bit floats padded to one of 16
+    /// Rows and columns that are no multiples of a tile, some of them odd; k is a multiple of 8,
+    /// and of 8-bit floats padded to one of 16
     Odd,
 }
 
