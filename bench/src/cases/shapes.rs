@@ -7,17 +7,16 @@ use devcomm_testing::gemm::{MOST_TERMS, Problem};
 /// The shapes of a run.
 #[derive(Args, Clone, Debug)]
 pub struct ShapeOptions {
-    /// Rows of A and C, comma-separated; every combination of --m, --n and --k runs [default:
-    /// 4096,8192; 1,130 when simulated]
+    /// Rows of A and C, comma-separated; every combination of --m, --n and --k runs. Each benchmark
+    /// has defaults of its own, smaller ones when simulated
     #[arg(long, value_delimiter = ',', value_name = "ROWS")]
     m: Vec<usize>,
 
-    /// Rows of B, which are columns of C [default: 4096,8192; 8,264 when simulated]
+    /// Rows of B, which are columns of C
     #[arg(long, value_delimiter = ',', value_name = "COLUMNS")]
     n: Vec<usize>,
 
-    /// Columns of A and B (the terms of the sums), for 8-bit floats multiples of 16 [default:
-    /// 1024,4096; 72 when simulated, 80 for 8-bit floats]
+    /// Columns of A and B (the terms of the sums), for 8-bit floats multiples of 16
     #[arg(long, value_delimiter = ',', value_name = "TERMS")]
     k: Vec<usize>,
 
