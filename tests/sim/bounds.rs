@@ -4,7 +4,7 @@ use cuda_std::prelude::*;
 use cuda_std::shared;
 use devcomm::Simulation;
 use devcomm::sim::Error;
-use devcomm_testing::simulated::{failure, read, run, simulate, world};
+use devcomm_testing::simulated::{failure, read, simulate};
 use nccl_device::Window;
 
 use crate::failures::failure_of;
@@ -78,23 +78,6 @@ unsafe fn wants_much_shared() {
 fn more_static_shared_memory_than_a_block_has_is_reported() {
     let error = failure_of::<wants_much_shared>(1, 1);
     assert!(matches!(*error, Error::SharedMemory { bytes: 10_000, .. }), "{error}");
-}
-
-#[kernel]
-unsafe fn wants_shared() {
-    shared_array![u8; 40_000];
-}
-
-#[test]
-fn more_shared_memory_than_a_block_has_is_reported_if_the_kernel_has_static_and_dynamic_one() {
-    let ran = |dynamic: u32| {
-        run(&world(Simulation::new(1)), |gpu| {
-            gpu.launch(wants_shared::args().grid(1).block(1).dynamic_shared(dynamic))
-        })
-    };
-    ran((227 << 10) - 40_000).unwrap();
-    let error = ran((227 << 10) - 39_999).unwrap_err().to_string();
-    assert!(error.contains("40000 bytes, but a block has at most 39999 bytes"), "{error}");
 }
 
 #[kernel]

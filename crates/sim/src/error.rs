@@ -208,7 +208,7 @@ pub enum Error {
     /// A block needs more static shared memory than the limit.
     #[error(
         "{kernel}: {thread} needs a shared array of {bytes} bytes, but a block has at most {limit} \
-        bytes of static shared memory, with its dynamic shared memory"
+        bytes of static shared memory"
     )]
     SharedMemory {
         /// Name of the kernel.
@@ -217,7 +217,7 @@ pub enum Error {
         thread: ThreadId,
         /// Length of the array that does not fit.
         bytes: usize,
-        /// The limit of a block with its dynamic shared memory, in bytes.
+        /// The limit of a block, in bytes.
         limit: usize,
     },
     /// A thread overflowed its stack.

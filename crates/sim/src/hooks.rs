@@ -20,6 +20,7 @@ use crate::multicast;
 use crate::mutation::Change;
 use crate::nccl;
 use crate::registers;
+use crate::shared::MAX_STATIC;
 use crate::thread::{Thread, Wait};
 use crate::warp::{self, Lane, Op};
 
@@ -71,13 +72,11 @@ fn exit(ctx: *const ThreadCtx) -> ! {
 fn shared_static(ctx: *const ThreadCtx, key: usize, size: usize, at: Site) -> *mut u8 {
     let thread = Thread::of(ctx);
     thread.gpus().called();
-    let mut shared = thread.block().shared.borrow_mut();
-    if let Some(found) = shared.of_static(key, size, Some(at)) {
-        return found;
-    }
-    let (kernel, who, limit) = (thread.kernel(), thread.id(), shared.max_static());
-    drop(shared);
-    thread.fail(Error::SharedMemory { kernel, thread: who, bytes: size, limit })
+    let found = thread.block().shared.borrow_mut().of_static(key, size, Some(at));
+    found.unwrap_or_else(|| {
+        let (kernel, who) = (thread.kernel(), thread.id());
+        thread.fail(Error::SharedMemory { kernel, thread: who, bytes: size, limit: MAX_STATIC })
+    })
 }
 
 impl Thread {

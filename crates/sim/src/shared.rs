@@ -20,8 +20,9 @@ const CANARY: usize = 8;
 /// and a kernel that relies on more than 16 bytes fails unless it aligns the address itself.
 const ALIGN: usize = 1024;
 
-/// Maximum static shared memory of a block in bytes.
-const MAX_STATIC: usize = 48 << 10;
+/// Maximum static shared memory of a block in bytes. Its sum with the dynamic one is not checked: a
+/// host subtracts a function's static memory from the limit, which is 0 here before the kernel runs.
+pub(crate) const MAX_STATIC: usize = 48 << 10;
 
 /// Maximum shared memory of a block in bytes, static and dynamic, on Hopper.
 pub(crate) const MAX_SHARED: usize = 227 << 10;
@@ -129,11 +130,6 @@ impl SharedMemory {
         (self.dynamic.start(), self.dynamic.bytes)
     }
 
-    /// Returns the most bytes of static memory that the block can have.
-    pub(crate) fn max_static(&self) -> usize {
-        MAX_STATIC.min(MAX_SHARED.saturating_sub(self.dynamic.bytes))
-    }
-
     /// Returns the block's copy of the static at `key`; `None` if it does not fit.
     pub(crate) fn of_static(
         &mut self,
@@ -146,7 +142,7 @@ impl SharedMemory {
             Some(index) => index,
             None => {
                 let used: usize = self.statics.iter().map(|a| a.bytes.next_multiple_of(16)).sum();
-                if used + bytes > self.max_static() {
+                if used + bytes > MAX_STATIC {
                     return None;
                 }
                 self.statics.push(SharedArray::new(key, bytes, at));
