@@ -21,7 +21,8 @@ const CANARY: usize = 8;
 const ALIGN: usize = 1024;
 
 /// Maximum static shared memory of a block in bytes. Its sum with the dynamic one is not checked: a
-/// host subtracts a function's static memory from the limit, which is 0 here before the kernel runs.
+/// host subtracts a function's static memory from the limit, and here that is 0 before the kernel
+/// runs.
 pub(crate) const MAX_STATIC: usize = 48 << 10;
 
 /// Maximum shared memory of a block in bytes, static and dynamic, on Hopper.
