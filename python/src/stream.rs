@@ -64,7 +64,7 @@ impl Gpu {
                     return Err(invalid(format!("stream={asked}: {why}")));
                 }
                 let (index, own) = (intern!(py, "device_index"), self.context.ordinal());
-                // Of torch's streams; of others the driver says so.
+                // Torch's streams name their GPU; the driver refuses others of another GPU.
                 if let Some(gpu) = asked.getattr_opt(index)?
                     && gpu.extract::<usize>()? != own
                 {

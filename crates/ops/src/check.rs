@@ -68,6 +68,19 @@ pub(crate) fn require_apart<T, U>(
     Ok(())
 }
 
+/// Returns the [`address`] of a matrix that is [apart](require_apart) from `to`.
+pub(crate) fn address_apart<T, U>(
+    context: &Context,
+    name: &str,
+    slice: &DeviceSlice<T>,
+    [rows, columns]: [usize; 2],
+    to: (&str, &DeviceSlice<U>, usize),
+) -> Result<u64> {
+    let at = address(context, name, slice, rows, columns)?;
+    require_apart((name, slice, rows * columns), to, None)?;
+    Ok(at)
+}
+
 /// Returns the window that a buffer is in, with elements `W`, and the buffer's first index there.
 pub(crate) fn window<W: Element, T: Element>(
     what: &str,

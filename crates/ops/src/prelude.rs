@@ -13,8 +13,8 @@ pub(crate) use half::{bf16, f16};
 
 pub(crate) use crate::agree::{hash, is_single_lsa_team, or_default};
 pub(crate) use crate::check::{
-    address, aligned, check_len, refuse, refuse_if, require_apart, require_context, rows_of_each,
-    window,
+    address, address_apart, aligned, check_len, refuse, refuse_if, require_apart, require_context,
+    rows_of_each, window,
 };
 pub(crate) use crate::extents::Extents;
 pub(crate) use crate::lamport::LamportMemory;

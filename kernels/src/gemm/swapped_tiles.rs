@@ -266,7 +266,7 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
                 sums[i] = all[from + i];
             }
         }
-        // Of the last rows that are stored together, some may belong to other blocks: an epilogue
+        // Some of the last rows that are stored together may belong to other blocks: an epilogue
         // must not read or send them.
         let ends_with_part = S::M < 8 * STORE_EIGHTS || S::M.is_multiple_of(8 * STORE_EIGHTS);
         let end = if ends_with_part { self.end.0 } else { self.end.0.min(origin.0 + S::M) };

@@ -111,9 +111,7 @@ impl ExpertParallel {
         let to = ("the rows of the experts", rows, capacity * hidden);
         let scales = scales.map_or(Ok(0), |scales| {
             let (context, name) = (self.communicator.context(), "the scales of the rows");
-            let at = address(context, name, scales, capacity, hidden / SCALED)?;
-            require_apart((name, scales, capacity * (hidden / SCALED)), to, None)?;
-            Ok::<_, Error>(at)
+            address_apart(context, name, scales, [capacity, hidden / SCALED], to)
         })?;
         let _turn = self.begin(stream)?;
         let rows = RowsInOrder { rows: at, scales, capacity: capacity as u32 };

@@ -126,11 +126,8 @@ impl GroupedGemm {
         let (rows, added) = ([m, of_b, m], Added { activation, ..Added::NOTHING });
         let mut matrices = Matrices::checked(context, extents, slices, rows, &added)?;
         matrices.groups = count as u32;
-        let words = |name, words| {
-            let at = address(context, name, words, count, 1)?;
-            require_apart((name, words, count), ("C", slices.2, m * n), None)?;
-            Ok::<_, Error>(at)
-        };
+        let words =
+            |name, words| address_apart(context, name, words, [count, 1], ("C", slices.2, m * n));
         let groups = GroupsArgs {
             count: matrices.groups,
             offsets: words("the groups' offsets", &groups.offsets)?,

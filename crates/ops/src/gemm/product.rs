@@ -155,9 +155,7 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         let mut matrices = Matrices::checked(context, extents, slices, rows, &self.added)?;
         matrices.transposed = self.transposed();
         let scales = |name, scales: &DeviceSlice<f32>, rows, columns| {
-            let at = address(context, name, scales, rows, columns)?;
-            require_apart((name, scales, rows * columns), ("C", slices.2, m * n), None)?;
-            Ok::<_, Error>(at)
+            address_apart(context, name, scales, [rows, columns], ("C", slices.2, m * n))
         };
         if let Some([a, b]) = &self.scales {
             matrices.epilogue.scale_a = scales("the scale of A", a, 1, 1)?;

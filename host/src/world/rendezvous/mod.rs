@@ -101,8 +101,19 @@ impl Rendezvous {
     fn of_world(world: JoinedWorld, recorder: Arc<Recorder>) -> Self {
         let JoinedWorld { rank, hosts, transport } = world;
         recorder.rename(format!("rank {rank} of {}", hosts.len()));
-        let subset = Arc::new(Subset::world(hosts.len()));
-        let (hosts, checked) = (hosts.into(), false);
+        let subset = Subset::world(hosts.len());
+        Self::of_subset(rank, subset, hosts, transport, recorder)
+    }
+
+    /// Returns the rendezvous of a subset, whose calls are not compared.
+    fn of_subset(
+        rank: usize,
+        subset: Subset,
+        hosts: Vec<String>,
+        transport: Arc<dyn Transport>,
+        recorder: Arc<Recorder>,
+    ) -> Self {
+        let (subset, hosts, checked) = (Arc::new(subset), hosts.into(), false);
         let (subsets, survivors, exchanging, joining) = Default::default();
         Self {
             rank,
@@ -172,26 +183,13 @@ impl Rendezvous {
     /// [`Error::InvalidInput`] if `members` are not different ranks of this rendezvous with this
     /// rank among them.
     pub(crate) fn subset(&self, members: &[usize]) -> Result<Self> {
-        let subset = Arc::new(self.subsets.next(&self.subset, self.rank, members)?);
+        let subset = self.subsets.next(&self.subset, self.rank, members)?;
         let hosts: Vec<String> = members.iter().map(|&member| self.hosts[member].clone()).collect();
         let rank = members.iter().position(|&member| member == self.rank);
         let rank = rank.ok_or_else(|| Error::invalid("this rank is not in its own subset"))?;
-        let transport = Arc::clone(&self.transport);
-        let recorder = Arc::clone(&self.recorder);
-        let (hosts, checked) = (hosts.into(), self.checked);
-        let (subsets, survivors, exchanging, joining) = Default::default();
-        Ok(Self {
-            rank,
-            subset,
-            hosts,
-            checked,
-            subsets,
-            transport,
-            recorder,
-            survivors,
-            exchanging,
-            joining,
-        })
+        let (transport, recorder) = (Arc::clone(&self.transport), Arc::clone(&self.recorder));
+        let subset = Self::of_subset(rank, subset, hosts, transport, recorder);
+        Ok(subset.checked(self.checked))
     }
 
     pub(crate) fn rank(&self) -> usize {

@@ -364,7 +364,7 @@ fn end_all_but_one(test: &str, seed: u64, folder: &Path) {
         for _ in 0..at_once {
             let victim = alive.remove(random.usize(..alive.len()));
             let mut process = ranks.running[victim as usize].take().unwrap();
-            // Of two ranks, the second goes on alone only if the first one's process has ended.
+            // The second of two ranks goes on alone only if the first one's process has ended.
             let may_stop = at_once == 1 && (alive.len() > 1 || alive[0] < victim);
             if may_stop && random.u8(..4) == 0 {
                 // SAFETY: a child that was not waited for, so that its number is its own.
