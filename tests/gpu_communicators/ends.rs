@@ -119,8 +119,8 @@ fn a_finalized_communicator_is_good_for_its_end_and_gives_its_memory_back() {
 /// Rank 0 waits for an operation without rank 1, whose thread aborts rank 0's communicator.
 #[test]
 fn an_abort_from_another_thread_ends_the_wait() {
-    let handle = Mutex::new(None);
-    Gpus::new(2).unchecked().run("an_abort_from_another_thread_ends_the_wait", |rank| {
+    let (name, handle) = ("an_abort_from_another_thread_ends_the_wait", Mutex::new(None));
+    let body = |rank: &Rank| {
         let (comm, stream) = (rank.new_communicator(&CommConfig::new())?, rank.stream()?);
         require_works(&comm, &stream)?;
         let memory = comm.mem_alloc::<f32>(1 << 16)?;
@@ -148,7 +148,8 @@ fn an_abort_from_another_thread_ends_the_wait() {
         stream.synchronize()?;
         memory.copy_from_host(&[1.0; 8])?;
         require_works(rank.communicator()?, &stream)
-    });
+    };
+    Gpus::new(2).unchecked().with_threads(name, |world| drop(world.run(body).unwrap()));
 }
 
 /// Rank 1 never joins. Rank 0's wait ends at its deadline, and both ranks continue with a new

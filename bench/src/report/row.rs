@@ -252,10 +252,10 @@ impl Row {
 
     /// Returns the shape, the tokens, the size or, without any, the grid.
     pub fn label(&self) -> String {
-        let size = || match (self.tokens, self.size) {
-            (Some(tokens), _) => format!("{tokens} tokens"),
-            (None, 0) => self.grid().unwrap_or("-".to_owned()),
-            (None, size) => bytes(size),
+        let size = || match (self.tokens, self.hidden, self.size) {
+            (Some(tokens), Some(hidden), _) => format!("{tokens} tokens of {hidden}"),
+            (_, _, 0) => self.grid().unwrap_or("-".to_owned()),
+            (_, _, size) => bytes(size),
         };
         let place = if self.in_place { " in place" } else { "" };
         let label = self.shape().unwrap_or_else(size) + place;
