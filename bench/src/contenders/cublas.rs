@@ -14,7 +14,7 @@ const SCRATCH: usize = 32 << 20;
 /// `C = A x B^T` in bf16 for each group of rows, with sums in f32, by `cublasGemmGroupedBatchedEx`.
 pub struct GroupedProduct {
     handle: sys::cublasHandle_t,
-    /// Rows of each group that has any.
+    /// The number of rows of each group that has any.
     rows: Vec<c_int>,
     columns: Vec<c_int>,
     terms: Vec<c_int>,
@@ -59,8 +59,9 @@ impl GroupedProduct {
     ///
     /// # Safety
     ///
-    /// The buffers at the addresses are as large as the products need, and nothing else uses them
-    /// until the stream has completed the products.
+    /// The buffers at the addresses are as large as the products need. Until the stream has
+    /// completed the products, nothing else accesses C or writes A or B, and no other call of this
+    /// object runs, since all calls use its workspace.
     pub unsafe fn enqueue(&self, stream: &Stream) -> devcomm::Result<()> {
         let groups = self.rows.len();
         let [b, a, c] = self.addresses.each_ref().map(|all| all.device_address());
