@@ -9,9 +9,9 @@
 /// those that it writes, in `out(..)`, each after the class of its register, and by the function's
 /// result.
 ///
-/// Each instruction of a table accesses memory only at the addresses that its function gets, and
-/// has its other effects on the calling thread alone. So the addresses decide whether it is safe,
-/// and comments in the table say who passes valid ones: usually the caller of an `unsafe fn`.
+/// An instruction of a table accesses memory only at the addresses that its function gets; all its
+/// other effects are on the calling thread. What it needs in addition, such as valid addresses or
+/// that all threads come to it, somebody must ensure: a comment in the table says who does.
 macro_rules! instructions {
     ($options:tt) => {};
     ($options:tt $(#[$meta:meta])* fn $($rest:tt)*) => {
@@ -30,8 +30,7 @@ macro_rules! instructions {
         $($meta)*
         pub(crate) $($unsafe)* fn $name($($params)*) $(-> $returns)? {
             $($(let $out;)+)?
-            // SAFETY: the comments in the table say who passes addresses that the instruction may
-            // access.
+            // SAFETY: the comments in the table say who ensures what the instruction needs.
             unsafe {
                 asm!(
                     $template,
