@@ -237,8 +237,8 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// Records the plan by which `devcomm::Collectives` does the operation: its algorithm and, if it
-    /// is a kernel's, its launch.
+    /// Records the plan by which `devcomm::Collectives` does the operation: its algorithm and, if
+    /// it is a kernel's, its launch.
     pub fn by_plan(self, CollectivePlan { algorithm, blocks, threads }: CollectivePlan) -> Self {
         let launch = Launch { blocks, threads, ..Launch::default() };
         // A plan by NCCL has no blocks.

@@ -39,7 +39,7 @@ pub(crate) trait Hooks {
 
     /// Returns the map, and the row of its matrix, from which the rows of A of a tile are loaded:
     /// by default the map `a` and `row`, the tile's first row in C. The loading thread calls it
-    /// once for each tile that its block computes, in their order, and then loads the rows. `turn`
+    /// once for each tile that its block computes, in their order, and then loads the rows. `_turn`
     /// is the number of these tiles that came before.
     unsafe fn a_tile<'a>(&'a self, a: &'a TensorMap, _turn: u32, row: u32) -> (&'a TensorMap, u32) {
         (a, row)
@@ -65,8 +65,8 @@ pub(crate) trait Hooks {
     /// [`Store::store`] needs it.
     unsafe fn send_slice<O>(&self, _row: u32, _column: u32, _tile: Store<O>) {}
 
-    /// Learns that the rows of `_tiles` tiles of multiplying warp `_warp` are in C: all those of
-    /// the block's tiles, from the first one on. With [`REPORTS`](Self::REPORTS) one lane calls it.
+    /// Learns that the rows of multiplying warp `_warp` of the block's first `_tiles` tiles are in
+    /// C. With [`REPORTS`](Self::REPORTS) one lane calls it.
     fn on_stored(&self, _warp: u32, _tiles: u32) {}
 
     /// Runs idle warp `_index` of the block, of the three warps that neither load nor multiply. All
