@@ -35,7 +35,6 @@ impl GroupedProduct {
         if !unsafe { sys::is_culib_present() } {
             return Ok(None);
         }
-        let handle = cudarc::cublas::result::create_handle().context("cublasCreate")?;
         let scratch = comm.mem_alloc::<u32>(SCRATCH / size_of::<u32>())?;
         let addresses = |which: usize| -> Result<SymmetricBuffer<u64>> {
             let all: Vec<u64> = groups.iter().map(|(_, addresses)| addresses[which]).collect();
@@ -44,6 +43,8 @@ impl GroupedProduct {
             Ok(buffer)
         };
         let [a, b, c] = [addresses(0)?, addresses(1)?, addresses(2)?];
+        // Nothing after this fails, so `Self` destroys the handle.
+        let handle = cudarc::cublas::result::create_handle().context("cublasCreate")?;
         let product = Self {
             handle,
             rows: groups.iter().map(|(rows, _)| *rows as c_int).collect(),
@@ -72,8 +73,8 @@ impl GroupedProduct {
         let (one, zero, size) = (vec![1.0_f32; groups], vec![0.0_f32; groups], vec![1; groups]);
         let bf16 = cudaDataType::CUDA_R_16BF;
         // SAFETY: the arrays have an element for each group, and cuBLAS reads those of the host
-        // within the call; the caller's buffers are as large as the products need. A `CUstream` is
-        // also a `cudaStream_t`.
+        // within the call; the caller's buffers are as large as the products need, and no other
+        // call uses the workspace meanwhile. A `CUstream` is also a `cudaStream_t`.
         let done = unsafe {
             sys::cublasSetStream_v2(self.handle, stream.as_raw().cast()).result().and_then(|()| {
                 let workspace = self.scratch.device_address() as *mut _;

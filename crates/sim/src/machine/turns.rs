@@ -153,8 +153,8 @@ impl Turns {
         false
     }
 
-    /// Records, for the timeline, how long a client has waited for its turn. A client that has made
-    /// no call, since it waited for its first turn, is not recorded.
+    /// Records, for the timeline, how long a client has waited in its call. Nothing is recorded of
+    /// a client that has waited for its first turn, without a call, or whose rank is not known.
     fn record(&mut self, Caller { id, call, gpu }: &Caller) {
         let timeline = &self.core.gpus.timeline;
         let begin = self.waiting.remove(id).unwrap_or(timeline.now());
