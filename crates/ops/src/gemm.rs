@@ -44,8 +44,9 @@ use crate::tuned::Tuned;
 /// each 128 terms, whose sums are added in f32.
 ///
 /// How a shape of bf16 is computed, its [`GemmPlan`], comes from a table of measurements for this
-/// GPU, or from a model; [`measure`](Self::measure) finds the fastest. Products of f16 have the
-/// plans of bf16; products of 8-bit floats have one.
+/// GPU, or from a model; [`measure`](Self::measure) times several plans, and chooses the fastest.
+/// A product of f16 has the plan of its shape in bf16. For products of 8-bit floats there is only
+/// one plan.
 ///
 /// Launches are *dependent*: a product may begin while the previous kernel of the stream still
 /// runs, if that kernel allows it, but waits for it before it reads A or B, or writes C.
@@ -279,7 +280,9 @@ impl Gemm {
         let can = |plan: &GemmPlan| transposed == NOT_TRANSPOSED || *plan == GemmPlan::Wide;
         for plan in plans.filter(can) {
             if plan == GemmPlan::Portable && T::DATA_TYPE == O::DATA_TYPE {
-                break; // The cache folder names the portable plan, which `chosen` has already.
+                // The cache folder names the portable plan, which `chosen` has already. (It was the
+                // fastest with C of the type of A and B; with another C, the next plan is tried.)
+                break;
             }
             if let Some(prepared) = self.prepare_plan::<T, O>(plan, extents)? {
                 chosen = (plan, Some(prepared));
