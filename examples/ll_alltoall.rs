@@ -17,12 +17,13 @@ use devcomm_examples::{KERNELS, kernels};
 use devcomm_testing::machines::run;
 use devcomm_testing::messages::{count_wrong, sent};
 
-/// Maximum number of blocks.
+/// The largest number of blocks of a launch.
 const BLOCKS: u32 = 16;
 const THREADS: u32 = 256;
 /// Maximum number of 8-byte words that a block sends to each peer before it waits.
 const CHUNK: u32 = 256;
-/// Elements per peer: powers of two, and some that do not fill the last word.
+/// The numbers of elements that are sent to each peer: powers of two, and odd numbers, which do not
+/// fill the last word.
 const COUNTS: [usize; 10] = [1, 2, 3, 8, 31, 128, 512, 1023, 2048, 8192];
 
 fn main() -> ExitCode {
@@ -50,7 +51,8 @@ fn all_to_alls(rank: &Rank) -> Result<()> {
         let (send, recv) = (comm.window::<f32>(len)?, comm.window::<f32>(len)?);
         send.copy_from_host(&sent(count as u64, me, n_ranks, count))?;
         recv.fill_bytes(0xff)?;
-        // Enough blocks for one word, of two f32, per thread.
+        // A message between two ranks is sent in words of 8 bytes, two f32 each. There are as many
+        // blocks as give each thread one word, or at most `BLOCKS`.
         let words = (count.div_ceil(2) * n_ranks) as u32;
         let blocks = words.div_ceil(THREADS).clamp(1, BLOCKS);
         // SAFETY: the windows have `count` elements for every rank and live until the stream is

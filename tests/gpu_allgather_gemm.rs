@@ -11,8 +11,8 @@ use half::bf16;
 
 use AllGatherGemmPlan::{Fused, Unfused};
 
-/// Elements of a large product on GPUs that are checked. Small and simulated products are checked
-/// in full.
+/// The number of elements that are checked of a large product on GPUs. Small and simulated products
+/// are checked in full.
 const SAMPLES: usize = 512;
 
 /// A product on this rank: its rows of the A that the ranks share, its B and its C.
@@ -42,7 +42,7 @@ impl Set {
         Ok(set)
     }
 
-    /// Fills C with NaN, which elements stay that are not written.
+    /// Fills C with NaN: an element that no kernel writes stays NaN, which a check counts as wrong.
     fn poison(&self) -> Result<(), Error> {
         self.c.fill_bytes(0xff)
     }
@@ -63,7 +63,7 @@ impl Set {
     }
 }
 
-/// Prepares products of these sets, on this stream.
+/// Prepares products on this stream that are as large as the largest of these sets.
 fn product(
     rank: &Rank,
     stream: &Stream,
@@ -79,8 +79,9 @@ fn product(
     Ok(product)
 }
 
-/// Checks products of these shapes, `launches` times in a row. The plan is set to `asked`, by which
-/// each shape gets the plan that is given with it.
+/// Launches the products of these shapes one after the other, all of them `launches` times, and
+/// checks the results of the last time. The plan is set to `asked`; with it, each shape must get
+/// the plan that stands beside it.
 fn check_products(
     rank: &Rank,
     asked: AllGatherGemmPlan,
@@ -109,8 +110,8 @@ fn small_gpus(ranks: usize) -> Gpus {
     Gpus::from(Simulation::new(ranks).multiprocessors(2))
 }
 
-/// There are tiles with rows of one rank and of several, a last tile that is not whole, columns
-/// that TMA does not store, and shapes that the kernel does not do.
+/// The shapes have tiles with rows of one rank and of two, a last tile that is not whole, columns
+/// that TMA does not store, and a number of terms for which there is no fused kernel.
 #[test]
 fn each_rank_gets_its_product_with_the_rows_of_two() {
     small_gpus(2).run("each_rank_gets_its_product_with_the_rows_of_two", |rank| {
@@ -152,7 +153,8 @@ fn each_rank_gets_its_product_with_the_rows_of_eight() {
     });
 }
 
-/// Each rank adds something else to its columns: numbers that are exact, and an activation.
+/// Each rank adds a bias and a residual of its own, first without an activation, where C is exact
+/// but for one rounding, and then after the activation SiLU.
 #[test]
 fn every_plan_adds_bias_and_residual_after_an_activation() {
     small_gpus(2).run("every_plan_adds_bias_and_residual_after_an_activation", |rank| {
@@ -160,10 +162,10 @@ fn every_plan_adds_bias_and_residual_after_an_activation() {
         let ([m, n, _], comm) = (shape, rank.communicator()?);
         for (seed, plan) in [(1, Fused), (2, Unfused)] {
             let (stream, sets) = (rank.stream()?, [Set::new(rank, shape, seed)?]);
-            // SAFETY: `Set::new` has copied B, which nothing writes later.
+            // SAFETY: `Set::new` has written B, and nothing writes it later.
             let product = unsafe { product(rank, &stream, &sets, plan)?.with_constant_b() };
             let [Set { problem, a, b, c }] = &sets;
-            // The numbers are multiples of 1/8, which differ between ranks.
+            // The numbers are multiples of 1/8 from -1 to 1, others on each rank.
             let numbers =
                 |m, k, seed| Problem { m, n: 1, k, seed }.factor::<bf16>(Factor::A, rank.rank());
             let (bias, residual) = (numbers(1, n, 6), numbers(m, n, 7));
@@ -191,7 +193,7 @@ fn every_plan_adds_bias_and_residual_after_an_activation() {
                 let exact = x + bias[column].to_f64() + residual[row * n + column].to_f64();
                 bf16::from_f32(exact as f32).to_f64()
             };
-            // In place: the residual is C.
+            // The residual is C itself, which the product overwrites.
             c.copy_from_host(&residual)?;
             product.product(shape).bias(&bias_on_gpu).residual(c).launch(a, b, c)?;
             stream.synchronize()?;
@@ -203,7 +205,7 @@ fn every_plan_adds_bias_and_residual_after_an_activation() {
             let with_all = product.product(shape).bias(&bias_on_gpu).residual(&residual_on_gpu);
             with_all.activation(Activation::Silu).launch(a, b, c)?;
             stream.synchronize()?;
-            // The bound is half of a step of bf16.
+            // The bound is half of the distance from 1 to the next bf16.
             require(&activated, 1.0 / 256.0)?;
             let short = product.product(shape).bias(&bias_on_gpu.slice(1..)?).launch(a, b, c);
             let error = short.unwrap_err().to_string();
@@ -213,7 +215,7 @@ fn every_plan_adds_bias_and_residual_after_an_activation() {
     });
 }
 
-/// The banks take turns, and A is another one in each launch.
+/// The two banks, into which peers store rows of A, take turns, and each launch has another A.
 #[test]
 fn launches_follow_each_other_without_a_reset() {
     small_gpus(2).run("launches_follow_each_other_without_a_reset", |rank| {
@@ -233,7 +235,7 @@ fn products_are_right_in_any_order_of_threads() {
     });
 }
 
-/// One rank has many columns, so that the other one is a launch ahead.
+/// One rank has many columns and still reads rows while the other rank is in its next launch.
 #[test]
 fn a_rank_in_its_next_launch_overwrites_no_rows_that_are_read() {
     let name = "a_rank_in_its_next_launch_overwrites_no_rows_that_are_read";
@@ -252,7 +254,7 @@ fn a_rank_in_its_next_launch_overwrites_no_rows_that_are_read() {
     }
 }
 
-/// The copy before each product in the stream writes A.
+/// A copy in the graph writes A before each product.
 #[test]
 fn graphs_are_replayed_with_new_rows() {
     small_gpus(2).run("graphs_are_replayed_with_new_rows", |rank| {
@@ -278,7 +280,8 @@ fn graphs_are_replayed_with_new_rows() {
     });
 }
 
-/// A measurement chooses one of the plans, the same on all ranks, which may have other columns.
+/// A measurement chooses a plan, the same one on all ranks, although the ranks have different
+/// numbers of columns.
 #[test]
 fn a_measurement_decides_on_all_ranks_alike() {
     small_gpus(2).run("a_measurement_decides_on_all_ranks_alike", |rank| {
@@ -290,7 +293,8 @@ fn a_measurement_decides_on_all_ranks_alike() {
         stream.fill(&b, bf16::ONE)?;
         let c = comm.mem_alloc::<bf16>(m * shape[1])?;
         let product = AllGatherGemm::new(comm, &stream, m, k)?;
-        // One rank has an address that the fused kernel does not take.
+        // B begins at a multiple of 16 bytes on rank 1 only: on rank 0 the fused kernel does not
+        // take its address, so both ranks must choose the other plan.
         let from = 1 - rank.rank();
         let (unaligned, few) = (b.device_slice().slice(from..from + 2 * k)?, [m, 2, k]);
         assert_eq!(product.measure(&a, &unaligned, &c, few)?, Unfused);
@@ -301,7 +305,7 @@ fn a_measurement_decides_on_all_ranks_alike() {
         product.set_plan(Some(Unfused))?;
         assert_eq!(product.explain(shape)?.to_string(), "unfused, as it was set");
         product.set_plan(None)?;
-        // The plan is for these rows and terms, with any number of columns.
+        // The measured plan holds for these rows and terms, with any number of columns.
         assert_eq!(product.explain([m, n + 8, k])?.plan, plan);
         // Another number of terms on one rank is an error on all.
         let other = [m, n, if rank.rank() == 0 { k } else { k - 8 }];
@@ -337,6 +341,8 @@ fn bad_input_is_refused_with_the_reason() {
         let few = a.slice(..100)?;
         let error = product.launch(&few, &b, &c, [4, 8, 64]).unwrap_err().to_string();
         assert!(error.contains("A has 100 elements"), "{error}");
+        // `AllGatherGemm::new` prepares the fused kernel only if the largest A has many rows. Here
+        // `set_plan` prepares it.
         assert_eq!(product.explain([64; 3])?.to_string(), "unfused, as no kernel was prepared");
         product.launch(&a, &b, &c, [4, 64, 64])?;
         product.set_plan(Some(Fused))?;

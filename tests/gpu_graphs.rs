@@ -10,7 +10,7 @@ use devcomm_testing::works::require_works;
 const COUNT: usize = 1000;
 const TIMES: i32 = 100;
 
-/// The all-reduce is in place, so that the result tells how many replays have run.
+/// Replays an all-reduce in place, so that the result tells how many replays have run.
 fn replays_an_all_reduce(rank: &Rank) -> Result<(), Error> {
     let (comm, stream, n) = (rank.communicator()?, rank.stream()?, rank.n_ranks());
     let memory = comm.mem_alloc::<f64>(COUNT)?;
@@ -55,7 +55,8 @@ fn replays_an_all_reduce_on_four_gpus() {
     on_gpus("replays_an_all_reduce_on_four_gpus", 4, replays_an_all_reduce);
 }
 
-/// Replays a cooperative launch, with new inputs each time, and then back to back.
+/// Replays a cooperative launch with new inputs each time, and then another graph without a wait
+/// between its replays.
 fn replays_a_kernel(rank: &Rank) -> Result<(), Error> {
     const BLOCKS: u32 = 4;
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
@@ -105,7 +106,8 @@ fn replays_a_kernel_on_four_gpus() {
     on_gpus("replays_a_kernel_on_four_gpus", 4, replays_a_kernel);
 }
 
-/// The rank that comes last ends an operation of all, and then waits in its graph's next one.
+/// Each rank in turn is the last one to launch the graph. Its first all-reduce completes that of
+/// all ranks, which have waited for it; in the graph's next one, it waits for them in turn.
 #[test]
 fn ranks_go_on_in_a_graph_whichever_of_them_comes_last() {
     let gpus = Gpus::new(3);
@@ -244,7 +246,7 @@ fn a_graph_keeps_the_memory_that_its_operations_use() {
             send.fill_bytes(1)?;
             stream.capture(|| comm.all_reduce(&send, &recv, ReduceOp::Sum, &stream))?
         };
-        // Freed memory would be reused by these allocations.
+        // If `send` was freed, one of these allocations gets its memory.
         let others = [comm.mem_alloc::<u32>(COUNT)?, comm.mem_alloc::<u32>(COUNT)?];
         others.iter().try_for_each(|other| other.fill_bytes(0xee))?;
         graph.launch(&stream)?;
@@ -294,9 +296,14 @@ fn value_of(buffer: &impl Buffer<Element = f32>) -> Result<f32, Error> {
     Ok(got[0])
 }
 
-/// Drops an operation's buffer, the operation itself, and a window of a safe kernel.
+/// Drops what the operations of a graph use, and then replays the graph: a buffer and the
+/// `Collectives` that reduces it, and the windows and the device communicator of a kernel.
+///
+/// The arguments of a captured kernel are bytes, which do not tell what they refer to. So a graph
+/// with kernels keeps all memory of its context that existed at the end of the capture, until it is
+/// dropped: also `large`, which nothing uses.
 fn keeps_what_its_kernels_use(rank: &Rank) -> Result<(), Error> {
-    /// Elements whose memory is seen to be freed.
+    /// The elements of `large`: enough to be seen in the GPU's free memory.
     const LARGE: usize = 1 << 20;
     let (comm, stream, n) = (rank.communicator()?, rank.stream()?, rank.n_ranks() as f32);
     rank.load(&KERNELS)?;
@@ -316,6 +323,7 @@ fn keeps_what_its_kernels_use(rank: &Rank) -> Result<(), Error> {
     graph.launch(&stream)?;
     assert_eq!(value_of(&result)?, n * n);
 
+    // If the memory of `buffer` was freed, a victim gets it, and the replay writes to the victim.
     let address = buffer.device_address();
     drop((buffer, window, sums, large, dev_comm, collectives));
     let victims: Vec<_> =
@@ -331,6 +339,7 @@ fn keeps_what_its_kernels_use(rank: &Rank) -> Result<(), Error> {
         assert_eq!(value_of(victim)?, 7.0);
     }
 
+    // On a GPU other processes allocate and free memory too, so only a simulated one is asked.
     let (held, _) = rank.context().memory_info()?;
     drop(graph);
     assert!(!rank.is_simulated() || rank.context().memory_info()?.0 >= held + 4 * LARGE);
@@ -342,7 +351,8 @@ fn a_graph_keeps_what_its_kernels_use_until_it_is_dropped() {
     on_gpus("a_graph_keeps_what_its_kernels_use", 2, keeps_what_its_kernels_use);
 }
 
-/// Drops the modules of kernels that have not run, and that a graph has.
+/// Drops the modules of a kernel that was launched and may not have run yet, and that a graph
+/// contains.
 fn outlive_their_modules(rank: &Rank) -> Result<(), Error> {
     let (comm, stream, n) = (rank.communicator()?, rank.stream()?, rank.n_ranks() as f32);
     let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
@@ -357,7 +367,7 @@ fn outlive_their_modules(rank: &Rank) -> Result<(), Error> {
     launch()?;
     drop(modules);
     assert_eq!(value_of(&sums.slice(..)?)?, 2.0 * n);
-    // A new module would be in the place of an old one that was unloaded.
+    // If the old modules were unloaded, these are loaded in their place.
     let _other = Kernels::load(rank.context(), &KERNELS)?;
     for _ in 0..2 {
         stream.fill(&sums.slice(..)?, 0.0)?;
@@ -373,6 +383,7 @@ fn kernels_that_were_launched_or_captured_outlive_their_dropped_modules() {
     on_gpus("kernels_outlive_their_dropped_modules", 2, outlive_their_modules);
 }
 
+/// Drops memory that was allocated after the capture, which the graph does not keep.
 fn frees_what_is_newer(rank: &Rank) -> Result<(), Error> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let collectives = CollectivesOptions::new().lamport_bytes(4096).build(comm)?;
@@ -381,7 +392,7 @@ fn frees_what_is_newer(rank: &Rank) -> Result<(), Error> {
     let graph = stream.capture(reduce)?;
     let (free, _) = rank.context().memory_info()?;
     drop(rank.context().alloc::<f32>(1 << 20)?);
-    // On a GPU others may allocate meanwhile.
+    // On a GPU other processes may allocate meanwhile.
     assert!(!rank.is_simulated() || rank.context().memory_info()?.0 == free);
     graph.launch(&stream)?;
     stream.synchronize()
@@ -392,7 +403,8 @@ fn what_is_made_after_a_capture_is_freed_at_once() {
     on_gpus("what_is_made_after_a_capture_is_freed_at_once", 2, frees_what_is_newer);
 }
 
-/// Closes a window of a graph, and then destroys its communicator.
+/// Closes a window that a graph uses, replays the graph, and then destroys the communicator of
+/// both, which closes the graph.
 fn outlives_a_closed_window(rank: &Rank) -> Result<(), Error> {
     let (stream, n) = (rank.stream()?, rank.n_ranks() as f32);
     rank.load(&KERNELS)?;
@@ -444,7 +456,7 @@ fn keeps_the_order_of_others(rank: &Rank) -> Result<(), Error> {
     for _ in 0..6 {
         ops.all_reduce(&c, &c, ReduceOp::Sum, &third)?;
     }
-    // A call follows each replay, on another stream.
+    // After each replay comes a call on another stream.
     graph.launch(&second)?;
     ops.all_reduce(&a, &a, ReduceOp::Sum, &first)?;
     graph.launch(&third)?;

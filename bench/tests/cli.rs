@@ -240,3 +240,17 @@ fn the_help_names_every_flag_of_nccl_tests_that_is_kept() {
     assert!(stdout.contains("nccl-tests, except"), "{stdout}");
     assert!(stdout.contains("have no meaning here are refused"), "{stdout}");
 }
+
+#[test]
+fn the_help_says_which_blocks_run_by_default() {
+    let helps = |bench: &str, default: &str| {
+        let (code, stdout, _) = run(&[bench, "--help"]);
+        assert_eq!(code, Some(0));
+        let text = stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+        let blocks = format!("Blocks of a kernel [default: {default}");
+        assert!(text.contains(&blocks), "{bench}: {stdout}");
+    };
+    ["all-reduce", "put", "p2p"].iter().for_each(|bench| helps(bench, "chosen by size]"));
+    helps("barrier", "1, then 16, then 64;");
+    helps("twins", "chosen by size; of `lsa_barrier` 1, then 16, then 64]");
+}

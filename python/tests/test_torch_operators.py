@@ -31,7 +31,8 @@ def numbers(seed, *shape, dtype=torch.float64):
     return torch.randint(-2, 3, shape, generator=generator).to(dtype)
 
 
-# The shapes of an operator's tensors on a rank, and its results on all ranks, by what all have.
+# For each operator: the shapes of its tensors on one rank, and a function that computes the results
+# of all ranks. It takes, for each of the operator's tensors, the list of all ranks' tensors.
 OPERATORS = {
     "all_reduce": ([(3, 4)], lambda x: [sum(x)] * N),
     "all_gather": ([(3, 4)], lambda x: [torch.cat(x)] * N),
@@ -47,12 +48,13 @@ OPERATORS = {
 }
 
 
-# What rank r sends to each rank, and so receives.
+# COUNTS[r][p] is the number of rows that rank r sends to rank p in all_to_all_v, and also, as the
+# table is symmetric, the number that it receives from p.
 COUNTS = [[3, 2], [2, 3]]
 
 
 def arguments(operator, rank, mine):
-    """The operator's arguments before the name."""
+    """The operator's arguments before the name of its communicator."""
     return (*mine, *[COUNTS[rank.rank]] * (2 if operator == "all_to_all_v" else 0))
 
 
@@ -61,7 +63,7 @@ def products(a, b):
 
 
 def inputs(operator, dtype=torch.float64):
-    """The tensors of all ranks: for each of the operator's, a list."""
+    """For each of the operator's tensors, the list of all ranks' tensors."""
     shapes = OPERATORS[operator][0]
     return [[numbers(10 * i + r, *s, dtype=dtype) for r in range(N)] for i, s in enumerate(shapes)]
 
@@ -75,7 +77,8 @@ def test_an_operator_computes_what_its_table_says(operator, dtype):
         mine = [tensor[rank.rank] for tensor in tensors]
         result = getattr(OPS, operator)(*arguments(operator, rank, mine), name)
         out = torch.zeros_like(result)
-        # A tensor may have other strides; a result may not.
+        # The tensors that an operator reads may have any strides; the one that it writes must be
+        # contiguous.
         strided = arguments(operator, rank, [tensor.t().contiguous().t() for tensor in mine])
         assert getattr(OPS, f"{operator}_out")(*strided, out, name) is None
         assert torch.equal(out, result)
@@ -114,8 +117,9 @@ def test_torchs_checks_of_an_operator_pass(operator):
     on_ranks(run)
 
 
-# Gradients are checked for the function of all ranks' tensors: every rank has all of these, takes
-# its own, calls the operator, and has all ranks' results.
+# The gradients that are checked are those of a function from all ranks' tensors to all ranks'
+# results: every rank has copies of all tensors, takes its own, calls the operator, and gathers the
+# results.
 class OfAll(torch.autograd.Function):
     """This rank's part of a tensor that all ranks have, with the gradients of all ranks' parts."""
 
@@ -278,7 +282,8 @@ def test_what_is_written_in_place_has_no_derivative():
         out = torch.zeros(4, 16)
         OPS.all_reduce_out(x, out, name)
         refused(out, "all_reduce_out")
-        # Views, as of all tokens' rows.
+        # The operator writes to views of y and sums, as a model does that passes the rows of all
+        # tokens: what has no derivative then is y and sums themselves.
         y, sums = (x * 2).view(2, 32), x * 1
         OPS.all_reduce_rmsnorm_(y.view(4, 16), sums.view(4, 16), row, name)
         refused(y, "rmsnorm_")
@@ -329,7 +334,8 @@ def test_a_maximum_has_no_derivative():
 
 
 def layer(x, up, down, name):
-    """A tensor-parallel pair of matrices, whose rows the ranks share, and what follows it."""
+    """Two products of a tensor-parallel layer, of which each rank has a part of the rows of x, and
+    after them an all-reduce in place and one that is not."""
     hidden = OPS.all_gather_gemm(x, up, name).relu()
     y = OPS.gemm_reduce_scatter(hidden, down, name) + x
     total = y.float().sum(0)
@@ -359,6 +365,8 @@ def test_a_compiled_function_has_one_graph_and_the_same_results(backend):
     assert all(on_ranks(run))
 
 
+# `count` is the number of operators, from the first in the list on, that the compiled function
+# calls.
 @pytest.mark.parametrize(("backend", "count"), [("aot_eager", 4), ("inductor", 1)])
 def test_a_rank_that_does_not_use_results_takes_part_in_compiled_operators(backend, count):
     def in_place(x, name):
@@ -379,7 +387,7 @@ def test_a_rank_that_does_not_use_results_takes_part_in_compiled_operators(backe
             results = [operator(x, name) for operator in operators[:count]]
             return (x + 1, *results) if rank.rank == 0 else (x + 1,)
 
-        # Also where a backward function is traced.
+        # With gradients the compiler traces a backward function too.
         for needs_grad in (False, True):
             results = step(torch.ones(2, 16, requires_grad=needs_grad))
             assert len(results) == (1 if rank.rank else 1 + count)
@@ -401,7 +409,8 @@ def test_the_code_of_operators_is_not_compiled(monkeypatch):
         @torch.compile(backend="eager")
         def step(x, a):
             try:
-                # What follows in the block runs as it is written.
+                # After a graph break within a `try` block, torch runs the rest of the block as
+                # ordinary Python. There it would compile each function that the block calls.
                 torch._dynamo.graph_break()
                 y, product = OPS.all_reduce(x, name), OPS.gemm_all_reduce(a, a, name)
                 OPS.all_reduce_(y.detach(), name)
@@ -425,7 +434,8 @@ def test_a_graph_on_disk_is_not_used_for_another_number_of_ranks():
         return y.tolist()
 
     for ranks in (1, 2):
-        # The compiler forgets what it has in memory, as another process has it not.
+        # The compiler forgets the graphs that it has in memory, and keeps those on disk: so this
+        # tests what another process would find.
         torch._dynamo.reset()
         results = devcomm.World.simulated(ranks).run(run)
         assert results == [[[6.0] * 4] * (3 * ranks)] * ranks
@@ -441,7 +451,7 @@ def test_a_name_is_of_one_communicator():
             OPS.all_reduce(torch.ones(2), "no such name")
         assert comm.is_open
 
-    # The second world takes the names of the first, whose communicators have ended.
+    # The second world uses the names of the first again, whose communicators have ended.
     for _ in range(2):
         devcomm.World.simulated(N).run(run)
     devcomm.torch.unregister(f"rank 0/{N}")

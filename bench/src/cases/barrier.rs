@@ -1,4 +1,4 @@
-//! Barrier: `bench/kernels/src/lsa_barrier.rs`, many barriers in one kernel, against the host's
+//! Barriers: those of `bench/kernels/src/lsa_barrier.rs`, many in one kernel, against the host's
 //! equivalent, a collective of one element.
 
 use super::benchmark::SIMULATED_BLOCKS;
@@ -6,8 +6,13 @@ use super::operation::{Operation, calls_of_nccl};
 use super::prelude::*;
 use crate::cases::workloads::{self, Workload};
 
+/// The help of `--blocks`: the blocks do not depend on a size, unlike those of other benchmarks.
+const BLOCKS_HELP: &str =
+    "Blocks of a kernel [default: 1, then 16, then 64; 1, then 4 when simulated]";
+
 /// The flags of `barrier`.
 #[derive(Args, Clone, Debug)]
+#[command(mut_arg("blocks", |arg| arg.help(BLOCKS_HELP)))]
 pub struct Barrier {
     #[command(flatten)]
     grid: GridOptions,

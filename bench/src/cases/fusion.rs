@@ -323,7 +323,7 @@ fn by_cublaslt<'a>(
         let multiply = move |a: &DeviceSlice<bf16>, c: &DeviceSlice<bf16>| {
             let addresses = [a.device_address(), b().device_address(), c.device_address()];
             // SAFETY: the buffers are as large as the plan's shape needs, and only this stream uses
-            // them.
+            // them and the library's workspace.
             unsafe { plan.enqueue(addresses, stream) }
         };
         let c = match variant {

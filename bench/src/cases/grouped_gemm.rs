@@ -282,7 +282,7 @@ impl<'a> Matrices<'a> {
                 let enqueue = || {
                     let b = all[turn.replace(turn.get() + 1) % all.len()];
                     // SAFETY: the buffers are as large as the groups need, each B as any other, and
-                    // live until the stream is idle.
+                    // live until the stream is idle. Only this stream uses the library's workspace.
                     unsafe { plan.enqueue([a, b, c], stream) }
                 };
                 plan.choose(
@@ -297,7 +297,8 @@ impl<'a> Matrices<'a> {
         let products: Vec<_> = products().collect();
         let groups = format!("{} groups, up to {} rows", self.sizes.len(), most(&self.sizes));
         // SAFETY: the graphs of a comparison end before its contenders, which own or borrow these
-        // buffers; these are as large as the groups' shapes need.
+        // buffers; these are as large as the groups' shapes need. Only this stream uses the
+        // library's workspace.
         let work = move || unsafe {
             match variant {
                 Variant::Rust => kernel.launch(a, b, &c, &self.groups, shape, None),

@@ -30,7 +30,8 @@ impl Library {
             (false, None) => (
                 CublasLt::load(job.harness.comm)?,
                 "cuBLASLt (libcublasLt.so) cannot be loaded: name its folder in LD_LIBRARY_PATH; \
-                 without it only samples of rust's results are checked",
+                 without it as the reference only samples of the other variants' results are \
+                 checked",
             ),
         };
         if library.is_none() {
@@ -78,7 +79,8 @@ pub fn by_cublaslt<'a, T: Number, O: Number>(
     let work = move || {
         let addresses = [a.device_address(), b().device_address(), c.device_address()];
         // SAFETY: the graphs of a comparison end before its contenders, which borrow A and B and
-        // own C; all are as large as the plan's shape needs, and only this stream uses them.
+        // own C; all are as large as the plan's shape needs, and only this stream uses them and the
+        // library's workspace. The operands of the epilogue live as long as A.
         unsafe { plan.enqueue(addresses, &harness.stream) }
     };
     Ok(Contender::new(variant, work, checked).by_algorithm(plan.describe()))
@@ -94,8 +96,8 @@ pub fn tune<T: Number>(
 ) -> Result<()> {
     let harness = matrices.harness;
     let b = matrices.b_in_turn();
-    // SAFETY: the buffers are as large as the plan's shape needs, and only this stream uses them;
-    // graphs end before the buffers.
+    // SAFETY: the buffers are as large as the plan's shape needs, and only this stream uses them
+    // and the library's workspace; graphs end before the buffers.
     let enqueue = || unsafe {
         plan.enqueue([matrices.a.device_address(), b().device_address(), c], &harness.stream)
     };
@@ -260,7 +262,7 @@ impl Sum {
         let (a, b) = (a.device_address(), b.copies[0].device_address());
         let sum: SymmetricBuffer<f32> = harness.comm.mem_alloc(problem.m * problem.n)?;
         // SAFETY: the buffers are as large as the plan's shape needs, and only this stream uses
-        // them.
+        // them and the library's workspace.
         unsafe { plan.enqueue([a, b, sum.device_address()], &harness.stream)? };
         harness.finish()?;
         let mut elements = read(&sum)?;

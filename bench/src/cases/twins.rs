@@ -18,8 +18,16 @@ use super::workloads::{AllReduce, Barrier, KernelInfo, LlExchange, Message, Put,
 use crate::base::TwinFiles;
 use crate::base::options::{Dtype, LARGEST};
 
+/// The help of `--blocks`: those of `lsa_barrier` do not depend on a size.
+const BLOCKS_HELP: &str =
+    "Blocks of a kernel [default: chosen by size; of `lsa_barrier` 1, then 16, then 64]";
+const THREADS_HELP: &str =
+    "Threads of a block [default: the kernel's; of `lsa_barrier` 128, then 512]";
+
 /// The flags of `twins`.
 #[derive(Args, Clone, Debug)]
+#[command(mut_arg("blocks", |arg| arg.help(BLOCKS_HELP)))]
+#[command(mut_arg("threads", |arg| arg.help(THREADS_HELP)))]
 pub struct Twins {
     /// Only these pairs [default: all]
     #[arg(value_name = "KERNEL")]

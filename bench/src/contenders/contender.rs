@@ -90,7 +90,7 @@ variants! {
     NcclEpLl "nccl-ep-ll";
     /// NCCL EP's algorithm for high throughput
     NcclEpHt "nccl-ep-ht";
-    /// A step of the ladder of matrix products, as are the following
+    /// The matrix product of step 1 of `gemm-ladder`; the variants after it are the next steps
     Step1Loop "step1-loop";
     Step2Shared "step2-shared";
     Step3Registers "step3-registers";
@@ -112,14 +112,18 @@ pub struct Contender<'a> {
     pub variant: Variant,
     /// Whether it sends and receives in one buffer.
     pub in_place: bool,
-    /// The launch of its kernel; `None` for NCCL's calls.
+    /// The launch of its kernel: `None` unless [`by_kernel`](Self::by_kernel), or
+    /// [`by_plan`](Self::by_plan) with a plan by a kernel, has recorded one.
     pub launch: Option<Launch>,
-    /// The algorithm of a library, or the plan of a product in Rust.
+    /// How the operation is done: by which algorithm of a library or of `devcomm::Collectives`, by
+    /// which plan of a product in Rust. Some benchmarks record other facts here, such as a kernel's
+    /// registers; `None` if nothing was recorded.
     pub algorithm: Option<String>,
-    /// The configuration of NCCL; `None` for its default.
+    /// The configuration of NCCL ([`NcclSetting`](crate::base::options::NcclSetting)); `None` for
+    /// NCCL's default, and without NCCL.
     pub configuration: Option<String>,
-    /// The plan, or the configuration of NCCL, that the command line names for it. It tells the
-    /// rows of one variant in a case apart.
+    /// The plan, or the configuration of NCCL, that the command line names for it. The rows of one
+    /// variant in a case differ in it.
     pub asked: Option<String>,
     /// Operations per timed call: a row reports the time of one operation.
     pub operations: u32,
@@ -224,7 +228,8 @@ impl<'a> Contender<'a> {
         Self { asked: name.cloned(), configuration: name.cloned(), ..self }
     }
 
-    /// Returns the text of a row's column `algorithm`: the algorithm and NCCL's configuration.
+    /// Returns the text of a row's column `algorithm`: the algorithm, and the configuration of NCCL
+    /// that was recorded.
     pub fn description(&self) -> Option<String> {
         match (&self.configuration, &self.algorithm) {
             (Some(name), Some(algorithm)) => Some(format!("{algorithm}; NCCL {name}")),
@@ -232,7 +237,8 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// Records how `devcomm::Collectives` does it.
+    /// Records the plan by which `devcomm::Collectives` does the operation: its algorithm and, if
+    /// it is a kernel's, its launch.
     pub fn by_plan(self, CollectivePlan { algorithm, blocks, threads }: CollectivePlan) -> Self {
         let launch = Launch { blocks, threads, ..Launch::default() };
         // A plan by NCCL has no blocks.

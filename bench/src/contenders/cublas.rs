@@ -14,7 +14,7 @@ const SCRATCH: usize = 32 << 20;
 /// `C = A x B^T` in bf16 for each group of rows, with sums in f32, by `cublasGemmGroupedBatchedEx`.
 pub struct GroupedProduct {
     handle: sys::cublasHandle_t,
-    /// Rows of each group that has any.
+    /// The number of rows of each group that has any.
     rows: Vec<c_int>,
     columns: Vec<c_int>,
     terms: Vec<c_int>,
@@ -35,7 +35,6 @@ impl GroupedProduct {
         if !unsafe { sys::is_culib_present() } {
             return Ok(None);
         }
-        let handle = cudarc::cublas::result::create_handle().context("cublasCreate")?;
         let scratch = comm.mem_alloc::<u32>(SCRATCH / size_of::<u32>())?;
         let addresses = |which: usize| -> Result<SymmetricBuffer<u64>> {
             let all: Vec<u64> = groups.iter().map(|(_, addresses)| addresses[which]).collect();
@@ -44,6 +43,8 @@ impl GroupedProduct {
             Ok(buffer)
         };
         let [a, b, c] = [addresses(0)?, addresses(1)?, addresses(2)?];
+        // Nothing after this fails, so `Self` destroys the handle.
+        let handle = cudarc::cublas::result::create_handle().context("cublasCreate")?;
         let product = Self {
             handle,
             rows: groups.iter().map(|(rows, _)| *rows as c_int).collect(),
@@ -59,8 +60,9 @@ impl GroupedProduct {
     ///
     /// # Safety
     ///
-    /// The buffers at the addresses are as large as the products need, and nothing else uses them
-    /// until the stream has completed the products.
+    /// The buffers at the addresses are as large as the products need. Until the stream has
+    /// completed the products, nothing else accesses C or writes A or B, and no other call of this
+    /// object runs, since all calls use its workspace.
     pub unsafe fn enqueue(&self, stream: &Stream) -> devcomm::Result<()> {
         let groups = self.rows.len();
         let [b, a, c] = self.addresses.each_ref().map(|all| all.device_address());
@@ -71,8 +73,8 @@ impl GroupedProduct {
         let (one, zero, size) = (vec![1.0_f32; groups], vec![0.0_f32; groups], vec![1; groups]);
         let bf16 = cudaDataType::CUDA_R_16BF;
         // SAFETY: the arrays have an element for each group, and cuBLAS reads those of the host
-        // within the call; the caller's buffers are as large as the products need. A `CUstream` is
-        // also a `cudaStream_t`.
+        // within the call; the caller's buffers are as large as the products need, and no other
+        // call uses the workspace meanwhile. A `CUstream` is also a `cudaStream_t`.
         let done = unsafe {
             sys::cublasSetStream_v2(self.handle, stream.as_raw().cast()).result().and_then(|()| {
                 let workspace = self.scratch.device_address() as *mut _;

@@ -459,8 +459,8 @@ impl Kernel<'_> {
     }
 }
 
-/// Returns whether the body names a function of `nccl_device` that opens LSA barriers. On GPUs the
-/// linker knows; simulated ones have no linker.
+/// Returns whether the body names a function of `nccl_device` that opens LSA barriers. For a GPU's
+/// kernel the linker finds out which functions it calls; a simulated kernel has no such linker.
 fn opens_lsa_barriers(body: TokenStream) -> bool {
     const FUNCTIONS: [&str; 4] =
         ["lsa_barrier", "lsa_barriers", "hybrid_lsa_barriers", "hybrid_barrier"];

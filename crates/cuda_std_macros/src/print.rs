@@ -1,4 +1,4 @@
-//! Expands `print!` and `println!`: Rust's format string becomes one for CUDA's printf, which
+//! Expands `print!` and `println!`. Rust's format string becomes one for CUDA's printf, which
 //! formats on the host, so that a kernel needs no stack and no code for formatting.
 
 use proc_macro2::TokenStream;
@@ -7,7 +7,7 @@ use syn::parse::{Parse, ParseStream};
 use syn::punctuated::Punctuated;
 use syn::{Error, Expr, Ident, LitStr, Result, Token};
 
-/// `"text {} {name}", value`.
+/// The arguments of the macro: `"text {} {name}", value`.
 pub struct Print {
     format: LitStr,
     values: Vec<Expr>,
@@ -70,10 +70,13 @@ fn parse(format: &LitStr, values: Vec<Expr>) -> Result<(Vec<String>, Vec<Expr>)>
                     let value = values.next().ok_or_else(|| error("a `{}` has no value"))?;
                     arguments.push(value);
                 } else {
-                    let ident = syn::parse_str::<Ident>(name).map_err(|_| {
+                    // As in Rust's own format strings, a raw identifier is no name.
+                    let ident =
+                        syn::parse_str::<Ident>(name).ok().filter(|_| !name.starts_with("r#"));
+                    let mut ident = ident.ok_or_else(|| {
                         error("device printing knows `{}` and `{name}` only, no format options")
                     })?;
-                    let ident = Ident::new(&ident.to_string(), format.span());
+                    ident.set_span(format.span());
                     arguments.push(syn::parse_quote!(#ident));
                 }
                 pieces.push(String::new());
@@ -91,5 +94,22 @@ fn parse(format: &LitStr, values: Vec<Expr>) -> Result<(Vec<String>, Vec<Expr>)>
 fn push(pieces: &mut [String], c: char) {
     if let Some(last) = pieces.last_mut() {
         last.push(c);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proc_macro2::Span;
+    use syn::LitStr;
+
+    #[test]
+    fn a_name_in_braces_is_an_identifier_and_no_raw_one() {
+        let parse = |text: &str| super::parse(&LitStr::new(text, Span::call_site()), vec![]);
+        let (pieces, arguments) = parse("a {name} b {other:?}").unwrap();
+        assert_eq!((pieces.concat().as_str(), arguments.len()), ("a  b ", 2));
+        for name in ["r#type", "r#name", "type", "a b", "1", "name:x"] {
+            let error = parse(&format!("{{{name}}}")).err().unwrap().to_string();
+            assert!(error.starts_with("device printing knows"), "{name}: {error}");
+        }
     }
 }

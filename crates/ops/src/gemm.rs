@@ -28,8 +28,8 @@ use crate::tuned::Tuned;
 
 /// `C = A x B^T` on one GPU and one stream: owns the loaded kernels, and launches them.
 ///
-/// A has `m x k` elements, B `n x k` (as `nn.Linear` keeps its weights) and C `m x n`, all
-/// row-major. Sums are in f32 and rounded once. A and B are of bf16, f16 or 8-bit floats, C is of
+/// A has `m x k` elements, B `n x k` (as `nn.Linear` has its weights) and C `m x n`, all row-major.
+/// Sums are in f32 and rounded once. A and B are of bf16, f16 or 8-bit floats, C is of
 /// [`GemmElement::Output`]. [`product`](Self::product) adds a bias, an activation and more, and has
 /// C in f32, and A and B stored transposed.
 ///
@@ -44,8 +44,9 @@ use crate::tuned::Tuned;
 /// each 128 terms, whose sums are added in f32.
 ///
 /// How a shape of bf16 is computed, its [`GemmPlan`], comes from a table of measurements for this
-/// GPU, or from a model; [`measure`](Self::measure) finds the fastest. Products of f16 have the
-/// plans of bf16; products of 8-bit floats have one.
+/// GPU, or from a model; [`measure`](Self::measure) times several plans, and chooses the fastest.
+/// A product of f16 has the plan of its shape in bf16. For products of 8-bit floats there is only
+/// one plan.
 ///
 /// Launches are *dependent*: a product may begin while the previous kernel of the stream still
 /// runs, if that kernel allows it, but waits for it before it reads A or B, or writes C.
@@ -71,16 +72,17 @@ pub struct Gemm {
     hopper: Option<String>,
     /// Whether a product may read B early: see [`with_constant_b`](Self::with_constant_b).
     pub(crate) constant_b: bool,
-    /// The memory of plans with slices, on Hopper.
+    /// The memory of plans with slices, on Hopper: of products whose terms several clusters of
+    /// blocks divide among them.
     slices: Option<SliceMemory>,
-    /// Products use the memory of slices one after the other.
+    /// The order in which products use the memory of slices: one after the other.
     order: StreamOrder,
     plans: Mutex<Cache<Problem, Planned>>,
     tuned: Mutex<Tuned<GemmPlan>>,
 }
 
-/// The sums and arrivals of [`Slices`](kernels::gemm::slices::Slices), for as many blocks as are
-/// resident.
+/// The memory for the fields `sums` and `arrived` of [`Slices`](kernels::gemm::slices::Slices), for
+/// as many blocks as are resident.
 type SliceMemory = (DeviceBuffer<f32>, DeviceBuffer<u32>);
 
 /// The types of the factors and of C, a shape, and whether A and B are transposed.
@@ -89,7 +91,7 @@ type Problem = ([DataType; 2], Extents, [bool; 2]);
 /// A and B as they are by default.
 const NOT_TRANSPOSED: [bool; 2] = [false; 2];
 
-/// The plan for a shape, prepared if it is not the portable one.
+/// The plan for a shape, and its prepared launch if it is not the portable plan.
 type Planned = (GemmPlan, Option<Prepared>);
 
 const FILES: &[&str] = &[
@@ -101,8 +103,8 @@ const FILES: &[&str] = &[
 ];
 
 impl Gemm {
-    /// Prepares products launched on `stream`. On Hopper it allocates 15 MB, for sums of which
-    /// several blocks compute slices.
+    /// Prepares products launched on `stream`. On Hopper it allocates 15 MB for plans with slices,
+    /// in which several blocks add a part of the terms of a tile each.
     ///
     /// # Errors
     ///
@@ -123,8 +125,8 @@ impl Gemm {
         Ok(Self { compiled, stream, hopper, constant_b: false, slices, order, plans, tuned })
     }
 
-    /// Lets a product read B before the previous kernels of the stream have ended: weights, for
-    /// instance, which no kernel writes.
+    /// Lets a product read B before the previous kernels of the stream have ended. B may be
+    /// weights, for instance, which no kernel writes.
     ///
     /// # Safety
     ///
@@ -155,7 +157,8 @@ impl Gemm {
     pub fn plans(&self, shape: [usize; 3]) -> Result<Vec<GemmPlan>> {
         let extents = Extents::new(shape)?;
         let expected = self.expected(extents, shape[2].is_multiple_of(8))?;
-        // The portable plan is the expected one only if it was kept.
+        // The portable plan is the first of the expected ones only if the cache folder names it for
+        // this shape: the model does not propose it.
         let is_portable = expected.first() == Some(&GemmPlan::Portable);
         let mut plans = self.possible(expected, extents)?;
         plans.insert(if is_portable { 0 } else { plans.len() }, GemmPlan::Portable);
@@ -176,9 +179,9 @@ impl Gemm {
         self.select(Extents::new(shape)?, plan).map(drop)
     }
 
-    /// Sets the plan as [`set_plan`](Self::set_plan) does, and keeps it in the cache folder: every
-    /// `Gemm` that is made later for a GPU of this kind uses it, if the shape is in no table. On
-    /// simulated GPUs nothing is kept. Errors are those of [`set_plan`](Self::set_plan).
+    /// Sets the plan as [`set_plan`](Self::set_plan) does, and saves it in the cache folder: every
+    /// `Gemm` that is made later for a GPU of this kind uses it, if no table has the shape. On
+    /// simulated GPUs nothing is saved. Errors are those of [`set_plan`](Self::set_plan).
     pub fn keep_plan(&self, shape: [usize; 3], plan: GemmPlan) -> Result<()> {
         self.set_plan(shape, plan)?;
         self.tuned.lock().save(Extents::new(shape)?, plan);
@@ -188,13 +191,13 @@ impl Gemm {
     /// Times the plan of a table and those [`plans`](Self::plans) of this shape that the model
     /// expects to take at most 1.5 times as long as its fastest, and computes products of bf16 in
     /// bf16 of the shape by the fastest from now on. Each is launched 17 times, and the promising
-    /// ones 48 times more, as [`launch`](Self::launch) with these buffers, of which the L2 cache
-    /// keeps what it can. The expected plan is kept if none is faster by more than 2 %. Plans add
-    /// in different orders: the last bits of C may depend on the choice. The plan is kept in the
-    /// cache folder, as [`keep_plan`](Self::keep_plan) does. Where the portable plan is the only
-    /// one, nothing is launched. Errors are those of [`launch`](Self::launch), and
-    /// [`Error::InvalidInput`] for buffers that are not aligned to 16 bytes, if aligned ones have
-    /// several plans.
+    /// ones 48 times more, as [`launch`](Self::launch) with these buffers, as much of which is in
+    /// the L2 cache as fits there. The expected plan is chosen if no other one is faster by more
+    /// than 2 %. Plans add in different orders: the last bits of C may depend on the choice. The
+    /// chosen plan is saved in the cache folder, as by [`keep_plan`](Self::keep_plan). Where the
+    /// portable plan is the only one, nothing is launched. Errors are those of
+    /// [`launch`](Self::launch), and [`Error::InvalidInput`] for buffers that are not aligned to 16
+    /// bytes, if aligned ones have several plans.
     pub fn measure<A, B, C>(&self, a: &A, b: &B, c: &C, shape: [usize; 3]) -> Result<GemmPlan>
     where
         A: Buffer<Element = bf16>,
@@ -205,10 +208,10 @@ impl Gemm {
         let extents = Extents::new(shape)?;
         let before = self.plan_of(extents)?;
         let plans = self.possible(self.likely(extents)?, extents)?;
-        // There are none if the portable kernel is the only one: it is `before`, and stays.
+        // There are none if the portable plan is the only one: it is `before`, and is chosen again.
         let expected = plans.first().copied().unwrap_or(before);
         if !plans.is_empty() {
-            // By the portable kernel all plans would take the same time, but for noise.
+            // With unaligned buffers the portable kernel would run whatever plan is timed.
             let [m, n, k] = shape;
             let context = self.stream.context();
             aligned(context, "A", &a.device_slice(), m, k)?;
@@ -246,7 +249,7 @@ impl Gemm {
     }
 
     /// Computes products of bf16 of this shape by a plan from now on, and returns whether the GPU
-    /// has room for it. If not, they are computed by the portable kernel.
+    /// has room for the plan. If it has not, the portable kernel computes the products.
     pub(crate) fn select(&self, extents: Extents, plan: GemmPlan) -> Result<bool> {
         let prepared = self.prepare_plan::<bf16, bf16>(plan, extents)?;
         let problem = ([bf16::DATA_TYPE; 2], extents, NOT_TRANSPOSED);
@@ -254,8 +257,8 @@ impl Gemm {
         Ok(prepared.is_some() || plan == GemmPlan::Portable)
     }
 
-    /// Returns the first of the [`expected`](Self::expected) plans that can be prepared, or the
-    /// portable one, and keeps it.
+    /// Returns the first of the [`expected`](Self::expected) plans that can be prepared, or else
+    /// the portable one, and remembers it for this problem (in `plans`).
     fn prepare<T: GemmElement, O: GemmOutput<T>>(
         &self,
         extents: Extents,
@@ -266,18 +269,20 @@ impl Gemm {
             return Ok(prepared);
         }
         let mut chosen = (GemmPlan::Portable, None);
-        // TMA needs stored rows of a multiple of 16 bytes: of this number of elements.
+        // TMA needs rows of a multiple of 16 bytes in memory: of a multiple of `unit` elements.
         let unit = 16 / size_of::<T>() as u32;
         let [m, n, k] = extents.array();
         let [a, b] = transposed;
         let row_lengths = [if a { m } else { k }, if b { n } else { k }];
         let aligned = row_lengths.iter().all(|length| length.is_multiple_of(unit));
         let plans = self.expected(extents, aligned)?.into_iter();
-        // Only `gemm_wgmma`, among these plans' kernels, takes A and B stored transposed.
+        // Of these plans' kernels, only that of `Wide` takes A and B that are stored transposed.
         let can = |plan: &GemmPlan| transposed == NOT_TRANSPOSED || *plan == GemmPlan::Wide;
         for plan in plans.filter(can) {
             if plan == GemmPlan::Portable && T::DATA_TYPE == O::DATA_TYPE {
-                break; // It is the plan that was kept, and `chosen` has it.
+                // The cache folder names the portable plan, which `chosen` has already. (It was the
+                // fastest with C of the type of A and B; with another C, the next plan is tried.)
+                break;
             }
             if let Some(prepared) = self.prepare_plan::<T, O>(plan, extents)? {
                 chosen = (plan, Some(prepared));
@@ -288,9 +293,10 @@ impl Gemm {
         Ok(chosen)
     }
 
-    /// Returns the plans for a shape on a Hopper GPU, if rows of A and B are aligned, the one that
-    /// is expected to be the fastest first: that of a table or of a measurement on this machine, if
-    /// there is one, and then those of the model.
+    /// Returns the plans for a shape, without the portable one unless it was measured to be the
+    /// fastest. The plan that is expected to be the fastest is the first: that of a table or of a
+    /// measurement on this machine, if there is one. The others are those of the model, in its
+    /// order. There are none on GPUs other than Hopper, or if rows of A and B are not aligned.
     fn expected(&self, extents: Extents, is_aligned: bool) -> Result<Vec<GemmPlan>> {
         let Some(name) = self.hopper.as_deref().filter(|_| is_aligned) else {
             return Ok(Vec::new());
@@ -299,8 +305,9 @@ impl Gemm {
         self.modelled(extents, measured(name, extents).or_else(tuned), f64::INFINITY)
     }
 
-    /// Returns a plan, if there is one, and those of the model for a Hopper GPU that take at most
-    /// this many times as long as its fastest.
+    /// Returns `first`, if there is one, and after it the other plans of the model for a Hopper
+    /// GPU: those that the model expects to take at most `times` as long as the fastest of its
+    /// plans.
     fn modelled(
         &self,
         extents: Extents,

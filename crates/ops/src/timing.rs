@@ -6,7 +6,8 @@ use crate::prelude::*;
 
 /// A plan is timed again if it takes at most this many times the least time of the first round.
 const PROMISING: f32 = 1.2;
-/// The expected plan is kept if it takes at most this many times the least time: the noise.
+/// The expected plan is chosen if it takes at most this many times the least time: the rest is
+/// noise.
 const NOISE: f32 = 1.02;
 
 /// Returns the plan whose launches take the least time, or the expected plan if it takes at most

@@ -21,8 +21,8 @@ pub struct HostBody {
 }
 
 impl HostBody {
-    /// Returns the body of `K`. Its parameters have these names, its blocks at most `max_threads`
-    /// threads, and its clusters `cluster` blocks; `lsa_barriers` is what
+    /// Returns the body of `K`, whose parameters have these names, whose blocks have at most
+    /// `max_threads` threads, and whose clusters have `cluster` blocks; `lsa_barriers` is what
     /// [`lsa_barriers`](Self::lsa_barriers) returns.
     #[must_use]
     pub const fn new<K: HostKernel>(
@@ -60,8 +60,9 @@ impl HostBody {
         self.cluster
     }
 
-    /// Returns whether the kernel's function opens LSA barriers, alone or as part of hybrid ones. A
-    /// function that it calls may open some anyway.
+    /// Returns whether the text of the kernel's function opens LSA barriers, by themselves or as a
+    /// part of hybrid barriers (an LSA barrier and a GIN barrier together). If this is false, the
+    /// kernel may still use LSA barriers: a function that it calls may open them.
     #[must_use]
     pub const fn lsa_barriers(&self) -> bool {
         self.lsa_barriers

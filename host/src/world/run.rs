@@ -27,7 +27,8 @@ where
 {
     let hub = Arc::new(Hub::new(machine.clone(), n, deadline));
     let hosts = vec![host_name(); n];
-    // This thread waits for the ranks by the machine's functions.
+    // This thread waits for the ranks below. On a simulated machine it must do so as one of the
+    // threads that the machine schedules, so that the ranks run meanwhile.
     let _entered = machine.ticket("the world").enter();
     let running = AtomicUsize::new(0);
     let mut results: Vec<Result<T, E>> = std::thread::scope(|scope| {
@@ -40,7 +41,8 @@ where
             let running = RunningRank::new(&running);
             std::thread::Builder::new().name(name).spawn_scoped(scope, move || {
                 let _entered = ticket.enter();
-                // Dropped before `_entered`, whose drop wakes the world's thread.
+                // The count falls before `_entered` is dropped, which wakes the world's thread: it
+                // then reads the count.
                 let _running = running;
                 f(&rendezvous)
             })
@@ -64,14 +66,14 @@ where
     if let Some(first) = hub.health().lost_rank()
         && results.get(first).is_some_and(Result::is_err)
     {
-        // The first error of the results is returned.
+        // `collect` returns the first error of the results.
         results.swap(0, first);
     }
     results.into_iter().collect()
 }
 
-/// Counts a running rank while it lives. What the ranks have written is ordered by joining their
-/// threads.
+/// Counts a rank as running until it is dropped. The count orders nothing that the ranks have
+/// written: joining their threads does.
 struct RunningRank<'a>(&'a AtomicUsize);
 
 impl<'a> RunningRank<'a> {
@@ -88,12 +90,13 @@ impl Drop for RunningRank<'_> {
 }
 
 thread_local! {
-    /// The rank whose function this thread runs.
+    /// The number of the rank whose function this thread runs; `None` on other threads.
     static RUNS: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// Fails on a thread that runs the function of a rank: it cannot wait for another world's ranks. On
-/// a simulated machine it would leave its own, whose other ranks wait for it.
+/// Fails on a thread that runs the function of a rank: such a thread cannot make or run another
+/// world, and wait for its ranks. On a simulated machine it would leave its own world's machine, in
+/// which the other ranks wait for it.
 ///
 /// # Errors
 ///
@@ -108,7 +111,9 @@ pub(super) fn refuse_within_rank() -> Result<()> {
     }
 }
 
-/// Runs one rank: makes it, runs its function, waits for the other ranks, drops it.
+/// Runs one rank: makes it, runs its function, waits for the other ranks, and drops it. If one of
+/// these steps fails, the other ranks get the error before the rank is dropped: their calls that
+/// wait for it fail, so that its destructors do not wait for them.
 pub(crate) fn run_rank<R, T, E>(
     rendezvous: &Rendezvous,
     make: impl FnOnce() -> Result<R>,
@@ -119,21 +124,20 @@ where
 {
     let fail = |error: &E| rendezvous.fail(&error.to_string());
     let rank = caught(rendezvous, || make().map_err(E::from)).inspect_err(fail)?;
-    // The others get the error before the rank is dropped.
     RUNS.set(Some(rendezvous.rank()));
     let result = caught(rendezvous, || f(&rank));
     RUNS.set(None);
     let result = result.inspect_err(fail)?;
-    // Destroying the communicator is collective: first wait until no rank uses it any more, or one
-    // is lost.
+    // The drop of the rank destroys its communicator, which is collective. So this first waits
+    // until no rank uses the communicator any more, or one is lost.
     let finish = || rendezvous.finish().map_err(E::from);
     caught(rendezvous, finish).inspect_err(fail)?;
     drop(rank);
     Ok(result)
 }
 
-/// Runs a part of a rank; a panic is an error. Unwind safe: after a panic, nothing of the rank is
-/// used but its destructors.
+/// Runs a step of a rank, and returns a panic as an error. This is unwind safe: after a panic, of
+/// what belongs to the rank only the destructors run.
 fn caught<T, E: From<Error>>(
     rendezvous: &Rendezvous,
     part: impl FnOnce() -> Result<T, E>,

@@ -22,7 +22,8 @@ const SOON: Duration = Duration::from_secs(3);
 const A_WHILE: Duration = Duration::from_millis(30);
 const BLOCKS: u32 = 8;
 
-/// One of two ranks. The ranks' kernels wait at different barriers, so no wait ever ends.
+/// What each of two ranks has to launch a kernel that waits forever: the kernels of the two ranks
+/// wait at different barriers.
 struct Setup {
     comm: Communicator,
     window: Window<f32>,
@@ -55,11 +56,13 @@ fn clock(rank: &Rank) -> Duration {
     rank.simulated_machine().unwrap().now()
 }
 
+/// Returns the index of the barrier at which block 0 of a rank's kernel waits.
 fn first_barrier(rank: usize) -> u32 {
     rank as u32 * BLOCKS
 }
 
-/// Returns the waits that the error of a rank's aborted kernel lists.
+/// Returns the waits that the error of a rank's aborted kernel lists. For a wait at a barrier it
+/// names the peer that has not arrived instead of values, so `wanted` and `seen` are 0.
 fn expected_waits(rank: usize) -> Vec<StuckWait> {
     let wait = |block| {
         let (kind, index, peer) =
@@ -70,8 +73,8 @@ fn expected_waits(rank: usize) -> Vec<StuckWait> {
     (0..BLOCKS).map(wait).collect()
 }
 
-/// Checks that the kernels of rank `by_rank` were aborted in the waits of [`expected_waits`], for a
-/// cause that `why` accepts.
+/// Checks that the kernels of rank `by_rank` were aborted in the waits of [`expected_waits`], with
+/// a cause for which `why` returns true.
 #[track_caller]
 fn assert_aborted(result: Result<()>, why: impl Fn(AbortCause) -> bool, by_rank: usize) {
     match result {
@@ -131,12 +134,14 @@ fn kernels_leave_when_another_thread_says_so_and_the_wait_tells_what_they_waited
     });
     for gpu in 0..2 {
         let log = log_in(&ran.world, gpu);
-        // Until the end, the other rank may still write to the memory of this rank's barriers.
+        // An aborted device communicator is destroyed only at the end of its communicator: until
+        // then the other rank may write to this rank's barriers.
         let end = log.iter().position(|call| call.starts_with("ncclCommFinalize")).unwrap();
         assert_eq!(count(&log[..end], "ncclDevCommDestroy"), 0, "{log:?}");
         let made = count(&log, "ncclDevCommCreate");
         assert_eq!(count(&log[end..], "ncclDevCommDestroy"), made, "{log:?}");
-        // The pinned memory is reused, and freed at the end.
+        // The pinned memory with the abort flag of a device communicator is used again for the next
+        // one, and freed at the end of the context.
         let blocks = [count(&log, "cuMemHostAlloc"), count(&log, "cuMemFreeHost")];
         assert_eq!(blocks, [1, 1], "{log:?}");
     }
@@ -184,7 +189,8 @@ fn a_deadline_ends_the_kernels_of_its_stream_and_no_others() {
         Ok(())
     });
     for gpu in 0..2 {
-        // Kernels left while they waited: the other rank may use the window until the end.
+        // The kernels were ended while they waited for the other rank, which may therefore use the
+        // window until the communicator has ended on both.
         let log = log_in(&ran.world, gpu);
         let ends = [count(&log, "ncclCommWindowDeregister"), count(&log, "ncclMemFree")];
         assert_eq!(ends, [1, 1], "{log:?}");
@@ -241,6 +247,7 @@ fn a_rank_that_is_lost_has_the_others_kernels_leave() {
     // The kernel exited before NCCL's abort, which waits for it.
     aborts_returned(&world);
     let log = log_in(&world, 0);
+    // Nothing is freed: the GPU of the lost rank may still run, and access this rank's memory.
     let freed = [count(&log, "ncclMemFree"), count(&log, "cuMemFreeHost")];
     assert_eq!((count(&log, "ncclCommAbort"), freed), (1, [0, 0]), "{log:?}");
 }
@@ -272,6 +279,7 @@ fn the_abort_of_a_communicator_has_its_kernels_leave_first() {
     });
     for gpu in 0..2 {
         let log = log_in(&ran.world, gpu);
+        // The window and the abort flag are freed, since no rank is lost.
         let freed = [count(&log, "ncclMemFree"), count(&log, "cuMemFreeHost")];
         assert_eq!(freed, [1, 1], "{log:?}");
     }
@@ -299,7 +307,8 @@ fn kernels_leave_when_the_network_fails_and_the_wait_tells_nccls_error() {
     aborts_returned(&world);
 }
 
-/// `ncclCommAbort` waits for the driver, which other processes may keep busy for seconds.
+/// The wait does not wait for `ncclCommAbort`, which may take seconds: it waits for the driver,
+/// which other processes may keep busy.
 #[test]
 fn the_wait_tells_nccls_error_before_the_abort_has_returned() {
     let world = world(2);
@@ -308,7 +317,7 @@ fn the_wait_tells_nccls_error_before_the_abort_has_returned() {
 }
 
 #[test]
-fn a_wait_for_an_event_after_them_gets_the_error_too() {
+fn a_wait_for_an_event_after_the_kernels_tells_nccls_error_too() {
     let world = world(2);
     run_with_failing_network(&world, |setup| {
         let event = setup.comm.context().event()?;
@@ -318,8 +327,10 @@ fn a_wait_for_an_event_after_them_gets_the_error_too() {
     aborts_returned(&world);
 }
 
+/// Runs two ranks, the first of which launches kernels that wait forever, and gets NCCL's error of
+/// a failed network in `wait`.
 fn run_with_failing_network(world: &World, wait: fn(&Setup) -> Result<()>) {
-    // `ncclCommGetAsyncError` is called in the wait for the stream, not before. 6 is the code of
+    // A rank calls `ncclCommGetAsyncError` only in its wait for the kernels. 6 is the code of
     // `ncclRemoteError`.
     inject(world, "ncclCommGetAsyncError", 0, Effect::Later(6));
     let failed = world.run(|rank| {
@@ -390,7 +401,7 @@ fn an_abort_after_the_end_of_everything_does_nothing() {
         assert_aborted(setup.stream.synchronize(), is_request, rank.rank());
         Ok(())
     });
-    // A device communicator that was not closed, because a rank was lost.
+    // This world's device communicators are not closed, because a rank is lost.
     let lost = world(2).run(|rank| {
         let dev = Setup::new(rank)?.dev()?;
         keep(&dev);
@@ -427,7 +438,10 @@ fn a_rank_that_fails_while_its_kernels_wait_tells_the_others_before_it_waits_for
         let (dev, memory) = (setup.dev()?, setup.comm.mem_alloc::<f32>(COUNT)?);
         if rank.is_root() {
             setup.launch(&setup.stream, &dev)?;
-            let _dropped_last = (rank.context().pinned::<f32>(COUNT)?, rank.stream()?);
+            // The destructors of pinned memory, of a stream and of `memory` would wait for the GPU,
+            // whose kernel waits for rank 1: they must not, before rank 1 knows that this one
+            // fails.
+            let _pinned_and_stream = (rank.context().pinned::<f32>(COUNT)?, rank.stream()?);
             return Err(Error::Driver(DriverError::NoGpu));
         }
         let lost = rank.barrier().unwrap_err();
@@ -445,6 +459,7 @@ fn what_is_dropped_while_the_gpu_uses_it_is_freed_when_the_gpu_has_finished() {
     let ran = ranks(2, |rank| {
         let Setup { comm, window, stream } = Setup::new(rank)?;
         let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(BLOCKS))?;
+        // Until rank 1 launches its kernel, that of rank 0 waits, and uses what rank 0 drops.
         if rank.rank() == 1 {
             pause(rank, SOON);
         }
@@ -463,10 +478,12 @@ fn what_is_dropped_while_the_gpu_uses_it_is_freed_when_the_gpu_has_finished() {
             assert_eq!(ends(&log_of(rank)), [0; 4]);
         }
         event.synchronize()?;
+        // An allocation first frees what was dropped before, if the GPU has finished with it.
         let later = comm.mem_alloc::<f32>(COUNT)?;
         assert_eq!(ends(&log_of(rank)), [1; 4]);
         drop(later);
         Ok(())
     });
+    // The window's memory and that of `later` are freed.
     assert_eq!(count(&log_in(&ran.world, 0), "ncclMemFree"), 2);
 }

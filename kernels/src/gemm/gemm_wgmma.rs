@@ -27,7 +27,7 @@ pub(crate) const MULTIPLYING_WARPS: u32 = 8;
 pub(crate) const IDLE_WARPS: u32 = 3;
 /// Terms of a tile that are multiplied before the last parts of the previous tile are written, if
 /// parts are also sent to a peer. All blocks send at the same time, and shared memory has room for
-/// these slices only after the first ones have left it. At most half of a tile's terms.
+/// the last parts only after the first ones have left it. At most half of a tile's terms.
 const SEND_COST_TERMS: u32 = 24 * 64;
 /// Further terms that are multiplied before the previous tile is reported as stored: it is in C by
 /// then, so the wait is short.

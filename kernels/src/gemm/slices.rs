@@ -1,5 +1,7 @@
-//! The division of a tile's terms among blocks that add their sums through the GPU's memory: blocks
-//! of a cluster can then share what they load, and any number of blocks can work on a tile.
+//! The division of a tile's terms into slices, one for each of several clusters of blocks. They add
+//! their sums through the GPU's global memory, which blocks of different clusters share. The blocks
+//! of one cluster are then free to compute neighbouring tiles, and share what they load; and more
+//! blocks can work on a tile than a cluster may have.
 
 use cuda_std::atomic::Order;
 
@@ -7,36 +9,42 @@ use super::prelude::*;
 use super::shapes::{Shape, WARPGROUP_N};
 use super::swapped_tiles::{WARPGROUP_BARRIER, four};
 
-/// The blocks that compute a tile together, each a slice of the terms. The last block to have its
-/// sums adds those of all, in the order of the slices, and stores them. No block waits for another.
+/// The slices of a tile's terms, and the memory through which the blocks that compute them add
+/// their sums. Of the blocks of a tile, the last one to have its sums adds the sums of all blocks,
+/// in the order of the slices, and stores them. No block waits for another.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, KernelParam)]
 pub struct Slices {
-    /// How many blocks.
+    /// The number of slices, and so of blocks that compute a tile together.
     pub count: u32,
-    /// Room for the sums of each block's tile, `M * N` of its [`Shape`], at a multiple of 16 bytes.
+    /// Room for the sums of each slice of each tile, `M * N` of the kernel's [`Shape`], at a
+    /// multiple of 16 bytes.
     pub sums: *mut f32,
-    /// A number for each block, of which a tile's warpgroups use one each: 0 except in a launch.
+    /// Counters of the slices whose sums are stored, one for each multiplying warpgroup of each
+    /// tile: warpgroup `w` of tile `t` has index `t * (N / 64) + w`, with `N` of the kernel's
+    /// [`Shape`]. The host allocates one for each resident block, which is enough, since a tile has
+    /// at least as many blocks as warpgroups. All are 0 before and after a launch.
     pub arrived: *mut u32,
 }
 
 impl Slices {
-    /// Adds the sums of all slices of a warpgroup's part of a tile if the other blocks have theirs,
-    /// or else leaves this block's to the last one. Returns whether they were added. The memory is
-    /// as the fields say, and no other kernel uses it. The multiplying warpgroups of the blocks of
-    /// all slices call it once for the tile, and no block calls it for two tiles.
+    /// Stores the sums of a slice of a warpgroup's part of a tile. If those of all other slices are
+    /// stored already, it also replaces `sums` by the sums of all slices, and returns true.
+    ///
+    /// The memory is as the fields say, and no other kernel uses it. The multiplying warpgroups of
+    /// the blocks of all slices call this once for the tile, and no block calls it for two tiles.
     pub(super) unsafe fn add<S: Shape>(self, tile: u32, slice: u32, sums: &mut S::Sums) -> bool {
         let (thread, warpgroups) = (thread::thread_idx_x(), S::N / WARPGROUP_N);
         let warpgroup = thread / 128;
-        // A thread has a vector of each eight rows.
+        // A thread has a vector of four sums of each group of eight rows.
         let place = |slice: u32, eight: u32| {
             let group = (tile * self.count + slice) * (S::M / 8) + eight;
             self.sums.wrapping_add(4 * (group * 128 * warpgroups + thread) as usize)
         };
         let barrier = WARPGROUP_BARRIER + warpgroup;
         // SAFETY: the caller guarantees the memory. A thread writes vectors of its own; the last
-        // block reads them after all have arrived. One thread, between two barriers of its
-        // warpgroup, releases and acquires for it, and writes its shared word.
+        // block reads them after all blocks have arrived. One thread of a warpgroup, between two
+        // barriers of the warpgroup, releases and acquires for it, and writes its shared word.
         unsafe {
             let is_last = shared_array![u32; 2].add(warpgroup as usize);
             for eight in 0..S::M / 8 {

@@ -12,19 +12,50 @@ use devcomm::{Communicator, DataType, Stream, SymmetricBuffer};
 
 use algorithm::Algorithm;
 
-/// Workspace of an algorithm, in bytes: what NVIDIA recommends for Hopper.
+/// The workspace that algorithms get, in bytes: what NVIDIA recommends for Hopper.
 const SCRATCH: usize = 32 << 20;
 
-/// How many algorithms the heuristics are asked for.
+/// The number of algorithms that the heuristics are asked for.
 const ASKED: usize = 256;
 
-/// How many of these, the fastest in a short trial, are timed again.
+/// The number of these algorithms, the fastest in a short trial, that are timed again.
 const TIMED: usize = 8;
 
-/// A handle of the library, and a workspace on one GPU.
+/// A handle of the library, and a workspace on one GPU, which all plans of the handle share.
 pub struct CublasLt {
     handle: sys::cublasLtHandle_t,
     scratch: SymmetricBuffer<u32>,
+}
+
+/// Declares owners of objects of the library, which destroy them when they are dropped.
+macro_rules! owners {
+    ($($(#[$doc:meta])* $name:ident($object:ident) $destroy:ident;)*) => { $(
+        $(#[$doc])*
+        struct $name(sys::$object);
+
+        impl Drop for $name {
+            fn drop(&mut self) {
+                // SAFETY: the object is this owner's alone, and is not used again.
+                let _ = unsafe { result::$destroy(self.0) };
+            }
+        }
+    )* };
+}
+
+owners! {
+    /// The description of a product.
+    Description(cublasLtMatmulDesc_t) destroy_matmul_desc;
+    /// The shape and the type of a matrix.
+    Layout(cublasLtMatrixLayout_t) destroy_matrix_layout;
+    /// What the heuristics may propose.
+    Preference(cublasLtMatmulPreference_t) destroy_matmul_pref;
+}
+
+impl Layout {
+    /// Returns the layout of a column-major matrix whose columns lie one after the other.
+    fn new(element: sys::cudaDataType, rows: u64, columns: u64) -> Result<Self> {
+        Ok(Self(result::create_matrix_layout(element, rows, columns, rows as i64)?))
+    }
 }
 
 /// The element types of a product.
@@ -48,8 +79,8 @@ impl Types {
     /// Returns why cuBLASLt has no such product; `None` if it may have one.
     pub fn why_not(self) -> Option<&'static str> {
         (self.factors == DataType::Float8e5m2).then_some(
-            "cuBLASLt has no product of e5m2 and e5m2; without it only samples of rust's results \
-             are checked",
+            "cuBLASLt has no product of e5m2 and e5m2; without it as the reference only samples \
+             of the other variants' results are checked",
         )
     }
 }
@@ -113,13 +144,13 @@ impl CublasLt {
         // are our rows.
         let mut plan = Plan {
             library: self,
-            matmul: result::create_matmul_desc(
+            matmul: Description(result::create_matmul_desc(
                 sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
                 sys::cudaDataType::CUDA_R_32F,
-            )?,
-            b: result::create_matrix_layout(factor, terms, columns, k as i64)?,
-            a: result::create_matrix_layout(factor, terms, rows, k as i64)?,
-            c: result::create_matrix_layout(product, columns, rows, n as i64)?,
+            )?),
+            b: Layout::new(factor, terms, columns)?,
+            a: Layout::new(factor, terms, rows)?,
+            c: Layout::new(product, columns, rows)?,
             algorithms: Vec::new(),
             chosen: Cell::new(0),
             residual: extras.residual,
@@ -133,28 +164,26 @@ impl CublasLt {
         let mut found: [sys::cublasLtMatmulHeuristicResult_t; ASKED] =
             unsafe { std::mem::zeroed() };
         let mut count = 0;
-        let preference = result::create_matmul_pref()?;
-        // SAFETY: the descriptors are live, and the attributes have their documented types.
+        let preference = Preference(result::create_matmul_pref()?);
+        // SAFETY: the library's objects are live, and the attributes have their documented types.
         let status = unsafe {
             let set = |attribute, (value, size)| {
-                result::set_matmul_pref_attribute(preference, attribute, value, size)
+                result::set_matmul_pref_attribute(preference.0, attribute, value, size)
             };
             set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, addressed(&SCRATCH))?;
             set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, addressed(&reductions))?;
-            let status = sys::cublasLtMatmulAlgoGetHeuristic(
+            sys::cublasLtMatmulAlgoGetHeuristic(
                 self.handle,
-                plan.matmul,
-                plan.b,
-                plan.a,
-                plan.c,
-                plan.c,
-                preference,
+                plan.matmul.0,
+                plan.b.0,
+                plan.a.0,
+                plan.c.0,
+                plan.c.0,
+                preference.0,
                 ASKED as i32,
                 found.as_mut_ptr(),
                 &raw mut count,
-            );
-            result::destroy_matmul_pref(preference)?;
-            status
+            )
         };
         if status != sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
             status.result().context("cublasLtMatmulAlgoGetHeuristic")?;
@@ -175,15 +204,16 @@ impl Drop for CublasLt {
     }
 }
 
-/// A product's descriptors and algorithms, and the chosen algorithm: initially the first.
+/// The description of a product, and the algorithms that can compute it.
 pub struct Plan<'a> {
     library: &'a CublasLt,
-    matmul: sys::cublasLtMatmulDesc_t,
-    a: sys::cublasLtMatrixLayout_t,
-    b: sys::cublasLtMatrixLayout_t,
-    c: sys::cublasLtMatrixLayout_t,
-    /// The best first, as the heuristics expect.
+    matmul: Description,
+    a: Layout,
+    b: Layout,
+    c: Layout,
+    /// The algorithm that the heuristics expect to be the fastest comes first.
     algorithms: Vec<Algorithm>,
+    /// The index of the algorithm that is used: 0 until [`choose`](Self::choose) has ended.
     chosen: Cell<usize>,
     /// The residual, as in [`Extras`].
     residual: Option<u64>,
@@ -199,8 +229,8 @@ impl Plan<'_> {
     fn describe_product(&self, types: Types, extras: Extras) -> Result<()> {
         use sys::cublasLtMatmulDescAttributes_t::*;
         let set = |attribute, (value, size)| {
-            // SAFETY: the descriptor is live, and an attribute has its documented type.
-            unsafe { result::set_matmul_desc_attribute(self.matmul, attribute, value, size) }
+            // SAFETY: the description is live, and an attribute has its documented type.
+            unsafe { result::set_matmul_desc_attribute(self.matmul.0, attribute, value, size) }
         };
         let epilogue = match (extras.bias, extras.gelu) {
             (Some(_), true) => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_BIAS,
@@ -262,30 +292,34 @@ impl Plan<'_> {
     ///
     /// # Safety
     ///
-    /// The buffers are as large as the plan's shape and types need, and nothing else uses them
-    /// until the stream has completed the product; the scales are still allocated.
+    /// A, B, C, and the operands that the plan got as [`Extras`] (scales, bias, residual) are
+    /// allocated, and as large as the plan's shape and types need. Until the stream has completed
+    /// the product, nothing else accesses C, and nothing writes the others; the residual may be C
+    /// itself. All products of one [`CublasLt`] use its workspace, so no other one of them runs at
+    /// the same time: they are enqueued on one stream, or on streams that the caller orders.
     pub unsafe fn enqueue(&self, [a, b, c]: [u64; 3], stream: &Stream) -> devcomm::Result<()> {
         // Without a residual beta is 0, so that C is not read.
         let (one, beta) = (1.0_f32, f32::from(u8::from(self.residual.is_some())));
         let added = self.residual.unwrap_or(c) as *const c_void;
         let c = c as *mut c_void;
         let algorithm = &raw const self.algorithms[self.chosen.get()].0;
-        // SAFETY: the descriptors are the plan's, and the caller's buffers are as large as its
-        // shape needs. A `CUstream` is also a `cudaStream_t`.
+        // SAFETY: the description and the layouts are the plan's. The caller's operands are as
+        // large as these say, and no other product uses the workspace meanwhile. A `CUstream` is
+        // also a `cudaStream_t`.
         let enqueued = unsafe {
             result::matmul(
                 self.library.handle,
-                self.matmul,
+                self.matmul.0,
                 (&raw const one).cast(),
                 (&raw const beta).cast(),
                 b as *const c_void,
-                self.b,
+                self.b.0,
                 a as *const c_void,
-                self.a,
+                self.a.0,
                 added,
-                self.c,
+                self.c.0,
                 c,
-                self.c,
+                self.c.0,
                 algorithm,
                 self.library.scratch.device_address() as *mut c_void,
                 SCRATCH,
@@ -295,17 +329,5 @@ impl Plan<'_> {
         let refused =
             |error| devcomm::Error::InvalidInput { what: format!("cublasLtMatmul: {error}") };
         enqueued.map_err(refused)
-    }
-}
-
-impl Drop for Plan<'_> {
-    fn drop(&mut self) {
-        // SAFETY: the descriptors are the plan's, and not used again.
-        unsafe {
-            let _ = result::destroy_matmul_desc(self.matmul);
-            for layout in [self.a, self.b, self.c] {
-                let _ = result::destroy_matrix_layout(layout);
-            }
-        }
     }
 }

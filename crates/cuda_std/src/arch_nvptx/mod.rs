@@ -4,12 +4,14 @@
 //! shuffles and votes keep their position in the control flow. Instructions that order memory are
 //! not `nomem`: LLVM moves no access across them.
 
-/// Defines functions of an instruction each, or of a few. The options of the assembly come first.
-/// A function's template is followed by the operands that it reads, in `in(..)`, by those that it
-/// writes, in `out(..)`, each after the class of its register, and by the function's result.
+/// Defines functions from a table, each of one instruction or a few. The options of the assembly
+/// come first. A function's template is followed by the operands that it reads, in `in(..)`, by
+/// those that it writes, in `out(..)`, each after the class of its register, and by the function's
+/// result.
 ///
-/// The comments in a table say who makes an instruction safe: it accesses memory only at the
-/// addresses that it gets, and its other effects are on the calling thread.
+/// An instruction of a table accesses memory only at the addresses that its function gets; all its
+/// other effects are on the calling thread. What it needs in addition, such as valid addresses or
+/// that all threads come to it, somebody must ensure: a comment in the table says who does.
 macro_rules! instructions {
     ($options:tt) => {};
     ($options:tt $(#[$meta:meta])* fn $($rest:tt)*) => {
@@ -28,7 +30,7 @@ macro_rules! instructions {
         $($meta)*
         pub(crate) $($unsafe)* fn $name($($params)*) $(-> $returns)? {
             $($(let $out;)+)?
-            // SAFETY: the comments in the table say who upholds what the instruction needs.
+            // SAFETY: the comments in the table say who ensures what the instruction needs.
             unsafe {
                 asm!(
                     $template,
@@ -43,7 +45,8 @@ macro_rules! instructions {
     };
 }
 
-/// Defines functions of an instruction each, whose operand is a constant. It accesses no memory.
+/// Defines functions from a table, each of one instruction that has a constant operand and accesses
+/// no memory.
 macro_rules! const_instructions {
     ($($name:ident $template:literal;)*) => { $(
         pub(crate) fn $name<const N: u32>() {

@@ -12,7 +12,7 @@ use devcomm_types::TensorMap;
 /// Alignment of a tile in bytes: the swizzle's pattern has eight rows of 128 bytes.
 const ALIGN: usize = 1024;
 
-/// The block's dynamic shared memory, from the first address on that a tile can have.
+/// The block's dynamic shared memory, from the first address on at which a tile may begin.
 #[derive(Clone, Copy)]
 pub struct TileMemory(arch::SharedAddress);
 
@@ -40,9 +40,11 @@ impl TileMemory {
     ///
     /// # Safety
     ///
-    /// The offset is a multiple of 16 and lies in the launch's dynamic shared memory.
+    /// The offset is a multiple of 16. The 16 bytes lie in the launch's dynamic shared memory, and
+    /// no thread writes them at the same time.
     pub unsafe fn read<T>(self, offset: u32) -> Vec16<T> {
-        // SAFETY: the caller passes an offset within the memory, of bytes that no thread writes.
+        // SAFETY: the caller passes an offset within the memory, of bytes that no thread writes
+        // meanwhile.
         Vec16::from_bits(unsafe { arch::load_shared(arch::shared_offset(self.0, offset)) })
     }
 
@@ -50,19 +52,21 @@ impl TileMemory {
     ///
     /// # Safety
     ///
-    /// The contract is that of [`read`](Self::read); no other thread accesses them.
+    /// The offset is a multiple of 16. The 16 bytes lie in the launch's dynamic shared memory, and
+    /// no other thread accesses them at the same time.
     pub unsafe fn write<T>(self, offset: u32, value: Vec16<T>) {
         // SAFETY: the caller passes an offset within the memory, of bytes for this thread alone.
         unsafe { arch::store_shared(arch::shared_offset(self.0, offset), value.to_bits()) }
     }
 
-    /// Writes 16 bytes at this offset in block `block` of the cluster, asynchronously: the barrier
-    /// at the place of `barrier` in that block counts 16 bytes when they have arrived. PTX:
-    /// `st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32`.
+    /// Writes 16 bytes at an offset in the memory of block `block` of the cluster, asynchronously:
+    /// the barrier of that block at the place that `barrier` has in this block counts 16 bytes when
+    /// they have arrived. PTX: `st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32`.
     ///
     /// # Safety
     ///
-    /// The contract is that of [`write`](Self::write), in that block, which has not ended.
+    /// The contract of [`write`](Self::write) holds for that block's memory until the bytes have
+    /// arrived, and that block has not ended by then.
     pub unsafe fn send<T>(self, offset: u32, block: u32, value: Vec16<T>, barrier: MBarrier) {
         let to = arch::shared_offset(self.0, offset);
         // SAFETY: the caller passes an offset within the memory of a running block.
@@ -103,13 +107,13 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
         Self { address: arch::shared_address(address), element: PhantomData }
     }
 
-    /// Returns `N` of its rows, from `row` on, a multiple of 8.
+    /// Returns the tile of `N` rows of this tile, from row `row` on, which is a multiple of 8.
     #[must_use]
     pub fn rows<const N: u32>(self, row: u32) -> SharedTile<T, N> {
         SharedTile { address: arch::shared_offset(self.address, 128 * row), element: PhantomData }
     }
 
-    /// Copies a tile of a matrix here, as [`tma::load_tile`](crate::tma::load_tile).
+    /// Copies a tile of a matrix to this tile, as [`tma::load_tile`](crate::tma::load_tile) does.
     ///
     /// # Safety
     ///
@@ -130,8 +134,8 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
         unsafe { arch::load_tile_once(self.address, map, row, column, full.address()) }
     }
 
-    /// Copies a tile of a matrix to this place in each of `blocks`, as
-    /// [`tma::load_tile_multicast`](crate::tma::load_tile_multicast).
+    /// Copies a tile of a matrix to the place of this tile in each of `blocks`, as
+    /// [`tma::load_tile_multicast`](crate::tma::load_tile_multicast) does.
     ///
     /// # Safety
     ///
@@ -150,7 +154,7 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
         }
     }
 
-    /// Copies this tile to a matrix, as [`tma::store_tile`](crate::tma::store_tile).
+    /// Copies this tile to a matrix, as [`tma::store_tile`](crate::tma::store_tile) does.
     ///
     /// # Safety
     ///
@@ -160,8 +164,8 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
         unsafe { arch::store_tile(map, row, column, self.address) }
     }
 
-    /// Copies this tile as it lies here, in [swizzled](Self) order, as
-    /// [`tma::store_words`](crate::tma::store_words).
+    /// Copies this tile in the order that it has here, which is [swizzled](Self), as
+    /// [`tma::store_words`](crate::tma::store_words) does: a receiver may poll each word.
     ///
     /// # Safety
     ///
@@ -172,8 +176,8 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
         unsafe { arch::store_words(to, self.address, Self::BYTES) }
     }
 
-    /// Stores the tile to memory that no thread polls, as
-    /// [`tma::store_bulk`](crate::tma::store_bulk).
+    /// Copies this tile in the order that it has here, which is [swizzled](Self), to memory that no
+    /// thread polls, as [`tma::store_bulk`](crate::tma::store_bulk) does.
     ///
     /// # Safety
     ///
@@ -186,7 +190,8 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
 }
 
 impl<T: Float, const ROWS: u32> SharedTile<T, ROWS> {
-    /// Adds this tile to a matrix of `T`, as [`tma::reduce_add_tile`](crate::tma::reduce_add_tile).
+    /// Adds this tile to a matrix of `T`, as [`tma::reduce_add_tile`](crate::tma::reduce_add_tile)
+    /// does.
     ///
     /// # Safety
     ///
@@ -208,8 +213,10 @@ impl<T: wgmma::Factor, const ROWS: u32> SharedTile<T, ROWS> {
 }
 
 impl<T: mma::Factor, const ROWS: u32> SharedTile<T, ROWS> {
-    /// Returns the tile as a transposed factor of [`wgmma::multiply`], of `ROWS` columns. Its first
-    /// 64 rows are the tile's columns, the next 64 those of the tile after it, and so on.
+    /// Returns the factor of [`wgmma::multiply`] that is stored transposed in this tile and the
+    /// tiles after it in memory. The factor has `ROWS` columns: row `r` of a tile is a part of
+    /// column `r`. The factor's first 64 rows are the columns of this tile, the next 64 rows are
+    /// those of the next tile, and so on.
     #[track_caller]
     #[must_use]
     pub fn transposed_factor(self) -> wgmma::Tile<T, wgmma::MnMajor> {
@@ -240,13 +247,15 @@ impl<T: Float, const ROWS: u32> SharedTile<T, ROWS> {
 }
 
 impl<T: Half> SharedTile<T, 8> {
-    /// Stores 64 x 8 sums of a warpgroup, as `wgmma` leaves them in registers, transposed: a lane's
-    /// four sums.
+    /// Stores 64 x 8 sums of a warpgroup, transposed: each column of eight becomes a row of this
+    /// tile. `sums` are the four of them that `wgmma` leaves in the registers of this lane. PTX:
+    /// `stmatrix.trans`.
     ///
     /// # Safety
     ///
-    /// The threads of a warpgroup call this together, `warp` is a thread's warp in it; no other
-    /// thread accesses the tile.
+    /// The threads of a warpgroup call this together. `warp` is the number of the thread's warp in
+    /// the warpgroup, from 0, and `lane` that of the thread in its warp. No other thread accesses
+    /// the tile.
     #[track_caller]
     pub unsafe fn store_transposed(self, warp: u32, lane: u32, sums: [f32; 4]) {
         let (row, chunk) = (lane % 8, 2 * warp + lane / 8 % 2);
@@ -258,22 +267,26 @@ impl<T: Half> SharedTile<T, 8> {
 }
 
 impl<T: Float> SharedTile<T, 16> {
-    /// Stores 16 rows of a warp's sums, as `wgmma` leaves them in registers: 16 words of a lane, as
-    /// [`Float::word`] makes them of its sums. PTX: `stmatrix` for 16 bits, `st.shared.v2.u32` for
-    /// 32. A word of 8-bit elements lands where one of two 16-bit elements would, so the tile has
-    /// an order of its own, which only a reader of such words can use.
+    /// Stores 16 rows of a warp's sums, as `wgmma` leaves them in registers. A lane has 16 words of
+    /// these sums: `word(i)` returns its `i`-th one, as [`Float::word`] makes it of the lane's
+    /// sums. PTX: `stmatrix` for 16 bits, `st.shared.v2.u32` for 32.
+    ///
+    /// A word of four 8-bit elements is stored in the place that a word of two 16-bit elements
+    /// has. Two of the four are in one row of the sums and two in the row eight below it, so the
+    /// tile then has no rows: it must be read by words, as they were stored.
     ///
     /// # Safety
     ///
-    /// The lanes of a warp call this together; no other thread accesses the tile.
+    /// The lanes of a warp call this together, and `lane` is the number of a thread in it. No other
+    /// thread accesses the tile.
     #[track_caller]
     pub unsafe fn store_words(self, lane: u32, word: impl Fn(usize) -> u32) {
         if size_of::<T>() == 4 {
             // SAFETY: the caller's warp stores together, to a tile that nothing else accesses.
             return unsafe { self.store_pairs(lane, word) };
         }
-        // A lane gives the address of a row of one of four matrices: eight rows, the eight below
-        // them, then the same of the next eight columns.
+        // Each lane gives the address of one row of 16 bytes of one of four matrices: the first
+        // eight rows, the eight rows below them, and the same rows of the next eight columns.
         let row = lane % 16;
         for pair in 0..4 {
             let chunk = 2 * pair + lane / 16;
@@ -295,8 +308,8 @@ impl<T: Float> SharedTile<T, 16> {
     /// The contract is that of [`store_words`](Self::store_words).
     #[track_caller]
     unsafe fn store_pairs(self, lane: u32, word: impl Fn(usize) -> u32) {
-        // From word `4 * j` on come two neighbours of the `j`-th eight columns, and then the two
-        // neighbours eight rows below them.
+        // Words `4 * j` and `4 * j + 1` are neighbours in the `j`-th eight columns; the two words
+        // after them are the neighbours eight rows below.
         for pair in 0..8 {
             let row = lane / 4 + 8 * (pair % 2);
             let chunk = pair / 2 * 2 + lane % 4 / 2;

@@ -1,5 +1,6 @@
-//! All-to-all with a length for each pair of ranks. One kernel sends the *short* messages, those
-//! that fit into the slots of Lamport messages. Long ones follow by a second kernel or by NCCL.
+//! All-to-all with a length for each pair of ranks. A first kernel sends the *short* messages,
+//! those that fit into the slots of Lamport messages. A second kernel or NCCL then sends the long
+//! ones.
 
 use devcomm_host::group;
 use devcomm_kernels::collectives::{exchange, lamport_exchange_v, room};
@@ -17,20 +18,24 @@ pub struct Parts<'a> {
     pub offsets: &'a [usize],
 }
 
-/// The buffer to send, or that to receive in, with its parts.
+/// The buffer to send, or the buffer to receive in, with its parts.
 pub(super) struct Side<'a, T> {
     slice: DeviceSlice<T>,
     parts: Parts<'a>,
 }
 
 impl Collectives {
-    /// Sends every rank's part of `send` for rank `r` to `r`'s part of `recv` for that rank. Both
-    /// have the same count, which a checked world compares: in other worlds elements are wrong, in
-    /// this call or a later one, or a kernel traps or never ends. The parts of `recv` overlap
-    /// neither each other nor those of `send`. Not in place.
+    /// Sends from each rank `p` to each rank `r` a message: the part of `send` that `p` has for `r`
+    /// becomes the part of `recv` that `r` has for `p`. The two parts must have the same count. If
+    /// they differ, a checked world
+    /// ([`WorldBuilder::checked`](devcomm_host::WorldBuilder::checked)) returns an error on all
+    /// ranks; in other worlds elements are wrong, in this call or a later one, or a kernel traps or
+    /// never ends. The parts of `recv` overlap neither each other nor parts of `send`, so that the
+    /// operation is not in place.
     ///
-    /// Short messages are sent in one step; long ones are stored to the peers if `recv` is in a
-    /// window, in every rank in the same one or in none, and otherwise sent by NCCL.
+    /// Short messages are sent in one step. Long ones are stored to the peers if `recv` is in a
+    /// window, and otherwise sent by NCCL: `recv` is in the same window on all ranks, or on none of
+    /// them in a window.
     ///
     /// ```no_run
     /// # use devcomm::{Collectives, Parts, Result, Stream, Window};
@@ -77,16 +82,19 @@ impl Collectives {
         let Workspace { dev_comm: comm, options, memory, offers, arrived, .. } = workspace;
         let [input, output] = [send, recv].map(|side| side.slice.device_address());
         let [from, to] = [send, recv].map(Side::bytes);
-        // In front of its message, which may be empty, the first kernel tells each peer where in
-        // this rank's `recv` the peer's message goes. It does so after earlier work of the stream,
-        // so the peer may then store there without a barrier. Without a window NCCL sends instead.
+        // In front of its message to a peer, which may be empty, the first kernel tells the peer
+        // where in this rank's `recv` the peer's message goes. The kernel does so after earlier
+        // work of the stream, so the peer may then store there without a barrier. If `recv` is in
+        // no window, NCCL sends the long messages, and the offer is 0.
         let offer = |(window, at): &(Window<u8>, usize)| {
             exchange::Target::offer(window.number() as usize, *at)
         };
         let (first, target) = (window.as_ref().map_or(0, offer), self.compiled.on(stream));
         let args = (comm, memory, used, longest, input, output, from, to, first, offers);
         // Ranks may have different grids, so that a block may wait for any block of a peer: all
-        // blocks of a launch must run at the same time, as `config` ensures for `Push`.
+        // blocks of a launch must run at the same time. With `concurrent == 1`, `config` makes the
+        // launch cooperative, as for every `Push`. Otherwise there is room for all blocks, since
+        // `short_messages` limits their threads and their number.
         let config = options.config(CollectivePlan { algorithm: Algorithm::Push, ..plan });
         // SAFETY: `sides` has checked that the parts are within the buffers; dropping a buffer
         // waits for the stream. `_turn` orders the launches that use the workspace.
@@ -101,8 +109,9 @@ impl Collectives {
                 self.send_by_nccl(send, recv, stream, |peer, bytes| peer != me && is_long(bytes))
             }
             Some((output, _)) => {
-                // 0 beyond the last rank. Each rank knows the window's lengths in all ranks, as
-                // ranks with a workspace exchange on the host.
+                // The length of the window in each rank, and 0 for indices that are no rank. Each
+                // rank knows all lengths: ranks with a workspace can exchange data on the host, and
+                // exchanged the lengths when they made the window.
                 let bytes = std::array::from_fn(|rank| output.len_of(rank).unwrap_or(0));
                 let destination = exchange::Target { number: output.number() as usize, bytes };
                 let args = (comm, input, &output, destination, longest, from, to, offers, arrived);
@@ -133,8 +142,8 @@ impl Collectives {
         Ok([send, recv])
     }
 
-    /// Returns how the long messages are sent, or the short ones if this rank sends and receives no
-    /// long ones, and why.
+    /// Returns how the long messages are sent, and why; how the short ones are sent, if this rank
+    /// neither sends nor receives a long one.
     pub(super) fn explain_exchange_v<T: Element>(&self, sides: &[Side<'_, T>; 2]) -> Explanation {
         let Some(workspace) = &self.workspace else {
             return Request::by_nccl(AllToAll, self.unreached()).model();
@@ -148,16 +157,17 @@ impl Collectives {
         Request { push, ..Request::by_nccl(AllToAll, NOT_IN_WINDOW) }.model()
     }
 
-    /// Returns whether a message of this rank to another, or to it from another, is long.
+    /// Returns whether this rank sends a long message to another rank, or receives one from it.
     fn has_long<T: Element>(&self, sides: &[Side<'_, T>; 2], longest: usize) -> bool {
         let me = self.communicator.rank();
         let is_long = |(rank, bytes)| rank != me && bytes > longest;
         sides.iter().any(|side| side.sizes().enumerate().any(is_long))
     }
 
-    /// Returns the most bytes of a message that is sent in one step, and the request of such
-    /// messages: with the slots that the longest of this rank's needs. Ranks know the lengths of
-    /// their own messages only, so these slots and the grid may differ between ranks.
+    /// Returns the most bytes of a short message, and the request for the kernel that sends the
+    /// short messages: it has the slots that the longest short message of this rank needs. A rank
+    /// knows only the lengths of messages that it sends or receives, so the number of slots and the
+    /// grid may differ between ranks.
     fn short_messages<T: Element>(
         &self,
         workspace: &Workspace,
@@ -168,7 +178,8 @@ impl Collectives {
         let sizes = sides.iter().flat_map(Side::sizes).filter(|bytes| *bytes <= longest);
         let request = Request {
             slots: Some(lamport_exchange_v::slots(sizes.max().unwrap_or(0)) as u32),
-            // At most a block for each multiprocessor, for which there is room: all run together.
+            // At most one block for each multiprocessor, which has room for a block of these
+            // threads: so all blocks run at the same time.
             most_blocks: self.smallest.multiprocessors,
             most_threads: workspace.threads(room::LAMPORT_EXCHANGE_V),
             ..Request::by_nccl(AllToAll, NOT_IN_WINDOW)
@@ -176,9 +187,9 @@ impl Collectives {
         (longest, request)
     }
 
-    /// Fails, in a checked world, on all ranks unless the counts match, and messages of more than
-    /// `longest` bytes are received in one window or in none. `window` is the number of the window
-    /// in which this rank receives; numbers begin at 1.
+    /// Fails on all ranks of a checked world if the counts of a sender and a receiver differ, or if
+    /// the two ranks of a message of more than `longest` bytes receive in different windows.
+    /// `window` is the number of the window in which this rank receives; numbers begin at 1.
     fn compare_counts<T: Element>(
         &self,
         [sent, received]: [Parts<'_>; 2],
@@ -209,7 +220,8 @@ impl Collectives {
         Ok(())
     }
 
-    /// Sends and receives by NCCL the messages for whose peer and bytes `wanted` is true.
+    /// Sends and receives by NCCL those messages for whose peer and length in bytes `wanted`
+    /// returns true.
     fn send_by_nccl<T: Element>(
         &self,
         send: &Side<'_, T>,
@@ -251,7 +263,7 @@ impl<T: Element> Side<'_, T> {
         Ok(())
     }
 
-    /// Fails if the parts to receive in overlap each other, or those to send.
+    /// Fails if the parts to receive in overlap each other, or a part to send.
     fn require_apart(&self, send: &Self) -> Result<()> {
         let received = self.ranges();
         for [(_, end, one), (begin, _, other)] in received.array_windows() {
@@ -269,7 +281,8 @@ impl<T: Element> Side<'_, T> {
         Ok(())
     }
 
-    /// Returns where the parts that are not empty begin and end, and their ranks, by address.
+    /// Returns the addresses at which the parts that are not empty begin and end, and the ranks of
+    /// the parts, sorted by address.
     fn ranges(&self) -> Vec<(u64, u64, usize)> {
         let at = |index: usize| self.slice.device_address() + (index * size_of::<T>()) as u64;
         let Parts { counts, offsets } = self.parts;
@@ -293,7 +306,8 @@ impl<T: Element> Side<'_, T> {
         self.slice.slice(offsets[rank]..offsets[rank] + counts[rank])
     }
 
-    /// Returns the parts in bytes, for kernels, which need a workspace: there are at most 8 ranks.
+    /// Returns the parts in bytes, for kernels. These need a workspace, which at most 8 ranks have,
+    /// so that the arrays are long enough.
     fn bytes(&self) -> exchange::Parts {
         let mut parts = exchange::Parts::default();
         let Parts { counts, offsets } = self.parts;

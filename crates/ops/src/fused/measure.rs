@@ -10,16 +10,17 @@ use crate::timing::{fastest, slowest};
 impl<F: Fusion> FusedGemm<F> {
     /// Times the likely plans of a shape, and does products of it by the fastest from now on,
     /// unless one is set. Each is launched 17 times, and the promising ones 48 times more, as
-    /// [`launch`](Self::launch) with these buffers, of which the L2 cache keeps what it can. The
-    /// time of a plan is that of the slowest rank. The default plan is kept if none is faster by
-    /// more than 2 %. All ranks get the same plan. *Collective*.
+    /// [`launch`](Self::launch) with these buffers, as much of which is in the L2 cache as fits
+    /// there. The time of a plan is that of the slowest rank. The default plan is chosen if no
+    /// other one is faster by more than 2 %. All ranks get the same plan. *Collective*.
     ///
     /// The plan of two kernels is timed with the likely plans of its product, as
     /// [`Gemm::measure`](crate::Gemm::measure) has them, if all ranks have the same ones.
     ///
-    /// It allocates the workspaces of all these plans, which this object keeps. The plan is kept in
-    /// the cache folder, for operations of the same number of ranks on the same kind of GPU that
-    /// are made later for matrices of this size or larger ones; they allocate its workspace too.
+    /// It allocates the workspaces of all these plans, which last as long as this object. The
+    /// chosen plan is saved in the cache folder, for operations of the same number of ranks on the
+    /// same kind of GPU that are made later for matrices of this size or larger ones; they allocate
+    /// its workspace too.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Fused kernels whose tiles are messages.
+//! What fused products have whose ranks send each other tiles of sums, as Lamport messages.
 
 use devcomm_kernels::gemm::gemm_wgmma::CLUSTER;
 
@@ -6,21 +6,25 @@ use super::{Base, Fusion};
 use crate::gemm::wide_grid;
 use crate::prelude::*;
 
-/// Kernels whose tiles are messages, and the memory of these.
+/// Kernels that send tiles of sums to peers, as Lamport messages, and the memory of the messages.
 pub(crate) struct ExchangeKernels {
     pub(crate) compiled: Kernels,
     pub(crate) dev_comm: DevCommResource,
     pub(crate) memory: LamportMemory,
-    /// The fewest blocks or clusters that are resident on any rank's GPU, of each kernel or, for
-    /// tiles of few rows, of each number of blocks in a cluster; and the least dynamic shared
-    /// memory of a block: so all ranks have the same grid.
+    /// What fits on every rank's GPU: all ranks have the same numbers, and so the same grid.
+    ///
+    /// For a `wide` plan there is one pair: the number of blocks that are resident at the same
+    /// time, and a number that is not used. For `swapped` plans, whose tiles have few rows, there
+    /// are four pairs, for clusters of 1, 2, 4 and 8 blocks in this order: the number of such
+    /// clusters that are resident at the same time, and the bytes of dynamic shared memory that a
+    /// block has.
     pub(crate) resident: Vec<[u32; 2]>,
 }
 
 impl ExchangeKernels {
-    /// Allocates the memory of messages with this capacity; there is none if the largest product is
-    /// too large. If `has_barriers`, each block of the first kernel has an LSA barrier.
-    /// *Collective*.
+    /// Allocates the memory of messages with a capacity in slots; `capacity` is `None`, which is an
+    /// error, if the largest product needs too many. With `has_barriers`, there is an LSA barrier
+    /// for each of the blocks that are resident (the first number of `resident`). *Collective*.
     pub(crate) fn new<F: Fusion>(
         Base { comm, most: [m, n], .. }: &Base<F>,
         (compiled, resident): (Kernels, Vec<[u32; 2]>),
@@ -36,8 +40,8 @@ impl ExchangeKernels {
         Ok(Self { compiled, dev_comm: comm.create_dev_comm(requirements)?, memory, resident })
     }
 
-    /// Returns the shape of a launch whose clusters compute a pair of `gemm_wgmma`'s tiles at a
-    /// time.
+    /// Returns the shape of a launch of a `wide` plan, for so many pairs of `gemm_wgmma`'s tiles:
+    /// each cluster computes one pair at a time.
     pub(crate) fn wide_config(&self, pairs: u64) -> LaunchConfig {
         wide_grid(self.resident[0][0] / CLUSTER, pairs)
     }

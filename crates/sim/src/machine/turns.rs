@@ -1,4 +1,5 @@
-//! The machine's thread, which chooses the client (host thread) that runs next.
+//! The machine's thread, which chooses the client that runs next: a host thread that uses the
+//! machine. [`baton`](super::baton) explains clients, their calls and their turns.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,7 +14,7 @@ use crate::timeline::{Row, Span};
 /// may query a stream in a loop.
 const MAX_SERVED: usize = 1000;
 
-/// The calls that change nothing that a kernel or another host thread may wait for.
+/// The calls that change nothing for which a kernel or another host thread may wait.
 const QUERIES: [&str; 5] = [
     "cuStreamQuery",
     "cuStreamGetCaptureInfo",
@@ -38,8 +39,9 @@ struct Turns {
     core: Core,
     /// Whether the order of turns is random, determined by the seed.
     random: bool,
-    /// Whether all clients have their turns before the GPUs run. With a list of choices they do, so
-    /// that each choice is among the threads of all kernels that the clients can launch by then.
+    /// Whether all clients have their turns before the GPUs run. With a list of choices this is
+    /// true, so that each choice is among the threads of all kernels that the clients can launch
+    /// before it.
     clients_first: bool,
     /// The client that had the last turn.
     last: Option<ClientId>,
@@ -81,7 +83,8 @@ impl Turns {
                 let now = self.core.gpus.timeline.now();
                 clients.iter().for_each(|client| _ = self.waiting.entry(client.id).or_insert(now));
             }
-            // A host thread that has been outside the machine may have written what kernels poll.
+            // A host thread that was blocked outside of the machine may have written what kernels
+            // poll.
             if self.core.gpus.host.is_away.replace(!all) && all {
                 self.core.gpus.host.progressed();
                 self.core.gpus.recheck_waits();
@@ -90,7 +93,8 @@ impl Turns {
                 self.core.memory.races.host_event(id, event);
             }
             self.order(&mut clients);
-            // The clients of a lagging rank: `all_blocked` serves them if nothing else can go on.
+            // The clients of a lagging rank wait: `all_blocked` serves them if nothing else can go
+            // on.
             let late = match self.core.gpus.late_rank().0 {
                 Some(rank) => clients.extract_if(.., |client| client.gpu == Some(rank)).collect(),
                 None => Vec::new(),
@@ -149,7 +153,8 @@ impl Turns {
         false
     }
 
-    /// Records the wait of a client whose call is ready, if it has one.
+    /// Records, for the timeline, how long a client has waited in its call. Nothing is recorded of
+    /// a client that has waited for its first turn, without a call, or whose rank is not known.
     fn record(&mut self, Caller { id, call, gpu }: &Caller) {
         let timeline = &self.core.gpus.timeline;
         let begin = self.waiting.remove(id).unwrap_or(timeline.now());
@@ -162,8 +167,8 @@ impl Turns {
         }
     }
 
-    /// When no call is ready: runs the GPUs, serves the clients of a late rank, advances the clock,
-    /// or reports a deadlock.
+    /// Goes on when no call is ready: runs the GPUs, serves the clients of a lagging rank, advances
+    /// the clock, or reports a deadlock.
     fn all_blocked(&mut self, clients: &[Caller], late: &[Caller], all: bool) {
         self.served = 0;
         let host_waits = true;
@@ -174,12 +179,14 @@ impl Turns {
             Progress::Streams => self.shared.notify_streams(),
             _ if late_may_run && self.serve(late) => {}
             Progress::Something => {}
-            // On a GPU, time passes while a host thread is outside.
+            // While a host thread is blocked outside of the machine, the clock advances by the time
+            // that passes, as a GPU's clock would.
             Progress::Nothing if !all => self.core.sleep(self.shared.wait_for_unscheduled()),
             Progress::Nothing if self.core.advance_to_deadline() => {}
             Progress::Nothing if self.core.gpus.host.resume() => {}
             Progress::Nothing => {
-                // One client gets the report. The others go on, and find that its rank is lost.
+                // One client gets the report of the deadlock. The others then go on, and find that
+                // its rank is lost.
                 self.core.begin_deadlock();
                 let served = self.serve(clients) || self.serve(late);
                 self.core.end_deadlock();

@@ -14,7 +14,8 @@ use super::{DevCommRequirements, RequirementsRefusal};
 use crate::communicator::Properties;
 use crate::communicator::properties::GinTypes;
 
-/// The unit, in bytes, of the offsets that are the handles of resource buffers.
+/// The unit, in bytes, of offsets in the memory of a device communicator. The handle of a resource
+/// buffer is such an offset.
 const HANDLE_UNIT: usize = 128;
 /// The largest total size of resource buffers: handles are 32-bit offsets.
 pub(super) const MAX_BUFFER_BYTES: u64 = (HANDLE_UNIT as u64) << 32;
@@ -35,6 +36,7 @@ pub(super) fn check(
     properties: &Properties,
     facilities: &Facilities,
 ) -> Result<(), RequirementsRefusal> {
+    // Refuses numbers that do not fit into NCCL's struct; the struct itself is not used here.
     requirements.raw()?;
     if !properties.device_api {
         return Err(RequirementsRefusal::NoDeviceApi);
@@ -197,8 +199,8 @@ fn stride_of(
     }
 }
 
-/// Returns the available back ends that have the signals asked for. NCCL uses the first that it can
-/// initialize.
+/// Returns the available back ends that have the kinds of signals that are asked for. NCCL uses the
+/// first one that it can initialize.
 fn gin_types(
     asked: &DevCommRequirements,
     properties: &Properties,
@@ -225,10 +227,11 @@ fn gin_types(
     Ok(usable)
 }
 
-/// Returns whether a back end may have strong signals and VA signals; none has only one kind.
-/// NCCL's device code for EFA_GDA says that its signals are not strong, and asserts that they are
-/// indexed. PROXY over TCP has VA signals in GPU memory only, but NCCL announces both kinds for all
-/// of PROXY.
+/// Returns whether a back end may have strong signals and VA signals: each back end has both or
+/// neither. EFA_GDA has neither: NCCL's device code for it says that its signals are not strong,
+/// and asserts that they are numbered ones. PROXY has both. Over TCP it has VA signals only for
+/// windows in GPU memory; NCCL announces them without that limit, so they are not refused here, and
+/// NCCL refuses a VA signal to a window in host memory later ("host VA signals are not supported").
 fn has_strong_and_va_signals(gin_type: GinType) -> bool {
     gin_type != GinType::EfaGda
 }
@@ -243,12 +246,12 @@ fn max_ids(gin_type: GinType) -> (u64, u64) {
     }
 }
 
-/// The totals of all requirements; lower bounds, since NCCL adds some of its own.
+/// The totals of all requirements. These are lower bounds, since NCCL adds requirements of its own.
 struct Totals {
     bytes: u64,
     signals: u64,
     counters: u64,
-    /// Whether the list of resources has signals or counters.
+    /// Whether a resource that the program has added to the list needs signals or counters.
     listed: bool,
 }
 
@@ -262,7 +265,7 @@ impl Totals {
         let ll_a2a = LlA2a {
             blocks: asked.lsa_ll_a2a_blocks,
             max_elements: asked.lsa_ll_a2a_slots,
-            // That of a slot, so that an element takes one.
+            // An element as large as a slot takes one slot, and `lsa_ll_a2a_slots` counts slots.
             element_size: 8,
         };
         let built_in: [(u32, Resource); 6] = [

@@ -15,7 +15,8 @@ fn worlds(n: usize, f: impl Fn(&Rendezvous) -> Result<()> + Sync) {
     }
 }
 
-/// Gathers `word` and the rank in the world from every rank of the subset, and checks the result.
+/// Gathers from every rank of the subset `word` with the rank's number in the world, and checks the
+/// result. `own` is this rank's number in the world, and `members` are those of the subset.
 fn exchange(subset: &Rendezvous, own: usize, members: &[usize], word: &str) -> Result<()> {
     let all = subset.all_gather(format!("{word} {own}").as_bytes())?;
     let expected: Vec<_> =
@@ -50,7 +51,8 @@ fn a_subset_has_its_own_ranks_in_the_order_asked_for() {
 fn subsets_exchange_each_at_its_own_pace() {
     worlds(5, |world| {
         let own = world.rank();
-        // Rank 0, which has the hub of processes, is in one of the subsets only.
+        // Where ranks are processes, rank 0 has the hub, through which all exchanges go. Here it is
+        // in one of the two subsets only, and the hub must serve the other one too.
         let members: &[usize] = if own % 2 == 0 { &[4, 2, 0] } else { &[1, 3] };
         let subset = world.subset(members)?;
         for round in 0..if own % 2 == 0 { 3 } else { 200 } {
@@ -94,7 +96,7 @@ fn subsets_are_made_of_subsets() {
                 exchange(&inner, own, &of_world, "inner")?;
                 exchange(&outer, own, &members, "outer")?;
             }
-            // The same ranks, as a subset of the world.
+            // A subset of the world with the same ranks as `inner`.
             let direct = world.subset(&of_world)?;
             exchange(&direct, own, &of_world, "direct")?;
             assert!(outer.subset(&[outer.rank(), 4]).is_err());
@@ -113,7 +115,7 @@ fn a_rank_lost_in_one_subset_is_lost_to_all() {
                 subset.fail("out of memory");
                 world.finish()
             }
-            // Rank 1 waits for rank 0, which waits for all.
+            // Rank 1 waits for rank 0, which waits for all ranks; rank 2 waits for rank 3.
             _ => subset.barrier(),
         };
         assert_eq!(error.unwrap_err().to_string(), "rank 3 is lost: out of memory");
@@ -124,6 +126,7 @@ fn a_rank_lost_in_one_subset_is_lost_to_all() {
 
 #[test]
 fn a_rank_that_has_finished_is_missed_only_where_it_is_awaited() {
+    // No rank waits for rank 2, which finishes at once.
     worlds(3, |world| {
         if world.rank() < 2 {
             let pair = world.subset(&[0, 1])?;
@@ -131,6 +134,8 @@ fn a_rank_that_has_finished_is_missed_only_where_it_is_awaited() {
         }
         world.finish()
     });
+    // Rank 2 finishes at once, rank 0 waits for it in a subset, and rank 1 waits for rank 0. So all
+    // three fail, rank 2 too, since it is lost to the others.
     worlds(3, |world| {
         let error = match world.rank() {
             2 => world.finish(),

@@ -1,0 +1,7 @@
+use cuda_std::println;
+
+fn p(r#type: u32) {
+    println!("{r#type}");
+}
+
+fn main() {}
