@@ -138,6 +138,17 @@ fn rounded<T: Number>(sum: f64, got: T) -> bool {
     got == T::nearest(sum as f32)
 }
 
+/// Returns products by the plans of their shapes, and by each plan of this GPU.
+fn by_every_plan(rank: &Rank, stream: &Stream) -> Result<Vec<GroupedGemm>> {
+    let mut all = vec![GroupedGemm::new(stream)?];
+    if rank.context().limits().compute_capability == (9, 0) {
+        for plan in ["swapped:64x128:1", "swapped:128x128:1", "wide", "portable"] {
+            all.push(GroupedGemm::new(stream)?.with_plan(plan.parse().unwrap())?);
+        }
+    }
+    Ok(all)
+}
+
 /// Returns uneven groups, also without rows, before, between and after others, whose tiles have
 /// rows of other groups or of no group; one group; all rows in one of many groups; no row at all;
 /// more groups than have a counter of their own.
@@ -160,24 +171,25 @@ fn cases([n, k]: [usize; 2]) -> Vec<Case> {
 fn groups_are_multiplied_by_their_own_factor() {
     on_gpus("groups_are_multiplied_by_their_own_factor", 1, |rank| {
         let stream = rank.stream()?;
-        let gemm = GroupedGemm::new(&stream)?;
-        for case in cases([264, 72]) {
+        for gemm in by_every_plan(rank, &stream)? {
+            for case in cases([264, 72]) {
+                Matrices::<bf16>::new(rank, case, 0)?.multiply(&gemm, &stream, 1)?;
+            }
+            // These have C of odd width, more terms than a pipeline has stages, another type.
+            let case = Case::new(&[3, 140, 20], 1, [129, 808]);
             Matrices::<bf16>::new(rank, case, 0)?.multiply(&gemm, &stream, 1)?;
-        }
-        // These have C of odd width, more terms than the pipeline has stages, another type.
-        let case = Case::new(&[3, 140, 20], 1, [129, 328]);
-        Matrices::<bf16>::new(rank, case, 0)?.multiply(&gemm, &stream, 1)?;
-        let case = Case::new(&[30, 0, 60], 1, [64, 64]);
-        Matrices::<f16>::new(rank, case, 0)?.multiply(&gemm, &stream, 1)?;
-        if rank.is_simulated() {
-            return Ok(());
-        }
-        // Even and uneven groups of large products have more tiles than blocks.
-        let even = vec![128; 64];
-        let uneven: Vec<_> = (0..128).map(|group| group * group * 37 % 301).collect();
-        for (sizes, alignment) in [(&even, 1), (&uneven, 1), (&uneven, 128)] {
-            let case = Case::new(sizes, alignment, [1024, 1536]);
-            Matrices::<bf16>::new(rank, case.clone(), 0)?.multiply(&gemm, &stream, 61)?;
+            let case = Case::new(&[30, 0, 60], 1, [64, 64]);
+            Matrices::<f16>::new(rank, case, 0)?.multiply(&gemm, &stream, 1)?;
+            if rank.is_simulated() {
+                continue;
+            }
+            // Even and uneven groups of large products have more tiles than blocks.
+            let even = vec![128; 64];
+            let uneven: Vec<_> = (0..128).map(|group| group * group * 37 % 301).collect();
+            for (sizes, alignment) in [(&even, 1), (&uneven, 1), (&uneven, 128)] {
+                let case = Case::new(sizes, alignment, [1024, 1536]);
+                Matrices::<bf16>::new(rank, case.clone(), 0)?.multiply(&gemm, &stream, 61)?;
+            }
         }
         Ok(())
     });
@@ -202,10 +214,21 @@ fn the_plan_of_groups_follows_from_their_shape() {
     on_gpus("the_plan_of_groups_follows_from_their_shape", 1, |rank| {
         let gemm = GroupedGemm::new(&rank.stream()?)?;
         let is_hopper = rank.context().limits().compute_capability == (9, 0);
-        let aligned = if is_hopper { GemmPlan::Wide } else { GemmPlan::Portable };
-        assert_eq!(gemm.plan([100, 130, 72])?, aligned);
-        assert_eq!(gemm.plan([100, 128, 34])?, GemmPlan::Portable);
-        assert!(gemm.plan([100, 128, 0]).is_err());
+        let on_hopper = |plan: &str| match is_hopper {
+            true => plan.parse().unwrap(),
+            false => GemmPlan::Portable,
+        };
+        for (groups, m, plan) in [
+            (1, 48, "swapped:64x128:1"),
+            (2, 97, "swapped:128x128:1"),
+            (2, 1024, "swapped:128x128:1"),
+            (2, 1025, "wide"),
+            (usize::MAX, 1025, "swapped:64x128:1"),
+        ] {
+            assert_eq!(gemm.plan(groups, [m, 130, 72])?, on_hopper(plan), "{groups} groups, {m}");
+        }
+        assert_eq!(gemm.plan(1, [100, 128, 34])?, GemmPlan::Portable);
+        assert!(gemm.plan(1, [100, 128, 0]).is_err());
         Ok(())
     });
 }
@@ -214,11 +237,10 @@ fn the_plan_of_groups_follows_from_their_shape() {
 fn rows_of_groups_for_which_there_is_no_room_are_left_out() {
     on_gpus("rows_of_groups_for_which_there_is_no_room_are_left_out", 1, |rank| {
         let stream = rank.stream()?;
-        let gemm = GroupedGemm::new(&stream)?;
-        for k in [40, 34] {
+        for gemm in by_every_plan(rank, &stream)? {
             // The last group begins after the last row, or in the middle of what there is.
             for sizes in [&[20, 30, 7, 9], &[20, 3, 4, 39]] {
-                let case = Case::new(sizes, 1, [72, k]);
+                let case = Case::new(sizes, 1, [72, 40]);
                 Matrices::<bf16>::new(rank, case, 25)?.multiply(&gemm, &stream, 1)?;
             }
         }
@@ -230,9 +252,8 @@ fn rows_of_groups_for_which_there_is_no_room_are_left_out() {
 fn an_activation_is_applied_to_the_sums_of_groups() {
     on_gpus("an_activation_is_applied_to_the_sums_of_groups", 1, |rank| {
         let stream = rank.stream()?;
-        let gemm = GroupedGemm::new(&stream)?;
-        for k in [72, 34] {
-            let matrices = Matrices::<bf16>::new(rank, Case::new(&[20, 0, 150], 1, [72, k]), 0)?;
+        let matrices = Matrices::<bf16>::new(rank, Case::new(&[20, 0, 150], 1, [72, 72]), 0)?;
+        for gemm in by_every_plan(rank, &stream)? {
             matrices.launch(&gemm, Some(Activation::Silu))?;
             stream.synchronize()?;
             matrices.check(1, |sum, got| {
@@ -249,19 +270,17 @@ fn an_activation_is_applied_to_the_sums_of_groups() {
 fn a_graph_is_replayed_with_other_groups() {
     on_gpus("a_graph_is_replayed_with_other_groups", 1, |rank| {
         let stream = rank.stream()?;
-        let gemm = GroupedGemm::new(&stream)?;
         let case = Case::new(&[60, 10, 30], 1, [72, 40]);
         let mut matrices = Matrices::<bf16>::new(rank, case, 0)?;
-        let graph = stream.capture(|| {
-            let Matrices { groups, a, b, c, m, .. } = &matrices;
-            gemm.launch(a, b, c, groups, [*m, 72, 40], None)
-        })?;
-        for sizes in [[60, 10, 30], [0, 100, 0], [0, 0, 0], [33, 33, 34]] {
-            matrices.case.sizes = sizes.to_vec();
-            matrices.write_groups()?;
-            graph.launch(&stream)?;
-            stream.synchronize()?;
-            matrices.check(1, rounded)?;
+        for gemm in by_every_plan(rank, &stream)? {
+            let graph = stream.capture(|| matrices.launch(&gemm, None))?;
+            for sizes in [[60, 10, 30], [0, 100, 0], [0, 0, 0], [33, 33, 34]] {
+                matrices.case.sizes = sizes.to_vec();
+                matrices.write_groups()?;
+                graph.launch(&stream)?;
+                stream.synchronize()?;
+                matrices.check(1, rounded)?;
+            }
         }
         Ok(())
     });
@@ -273,6 +292,8 @@ fn bad_grouped_products_are_refused_with_the_reason() {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let gemm = GroupedGemm::new(&stream)?;
         let (matrix, c) = (comm.mem_alloc::<bf16>(64 * 64)?, comm.mem_alloc::<bf16>(64 * 64)?);
+        let other = GroupedGemm::new(&stream)?.with_plan("swapped:32x64:1".parse().unwrap());
+        assert!(other.is_err_and(|e| e.to_string().contains("`swapped:32x64:1` is none")));
         let words = comm.mem_alloc::<u32>(4)?;
         let groups = |offsets: usize, sizes: usize| {
             let (offsets, sizes) = (words.slice(..offsets)?, words.slice(..sizes)?);

@@ -68,6 +68,7 @@ pub use files::gemm::gemm_unswapped::{gemm_unswapped, gemm_unswapped_sliced};
 pub use files::gemm::gemm_wgmma::{gemm_wgmma, gemm_wgmma_f32};
 pub use files::gemm::{
     gemm_blocks::gemm_blocks, gemm_grouped::gemm_grouped, gemm_grouped_mma::gemm_grouped_mma,
+    gemm_grouped_swapped::gemm_grouped_swapped,
 };
 pub use files::gemm_allreduce::gemm_allreduce_wide::{
     gemm_allreduce_two_shot, gemm_allreduce_wide, gemm_allreduce_wide_f8, gemm_reduce_scatter_wide,

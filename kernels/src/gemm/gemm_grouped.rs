@@ -57,6 +57,8 @@ impl Hooks for GroupedHooks {
     fn order(&self, _rows: u32, columns: u32) -> Order {
         grid::wait_for_previous();
         // SAFETY: the kernel's caller passes the groups; all threads of the block call this, once.
-        Order::groups(unsafe { GroupTiles::new(self.groups, [self.m, self.n], columns) })
+        let tiles =
+            unsafe { GroupTiles::new(self.groups, CLUSTER * TILE_M, [self.m, self.n], columns) };
+        Order::groups(tiles)
     }
 }

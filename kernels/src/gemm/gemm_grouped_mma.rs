@@ -28,7 +28,7 @@ pub unsafe fn gemm_grouped_mma<T: Factor + Float>(
     let columns = n.div_ceil(TILE);
     // SAFETY: the kernel's caller passes matrices and groups; the whole block is here.
     unsafe {
-        let tiles = GroupTiles::<TILE, { gemm_mma::GROUP }>::new(groups, [m, n], columns);
+        let tiles = GroupTiles::<{ gemm_mma::GROUP }>::new(groups, TILE, [m, n], columns);
         for tile in thread::blocks_strided(tiles.rows * tiles.columns) {
             let Position { row, column, group } = tiles.position(tile);
             let b = b.wrapping_add(group.b_row as usize * k as usize);

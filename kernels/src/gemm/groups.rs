@@ -34,11 +34,13 @@ impl Groups {
     }
 }
 
-/// The tiles of groups, of `HEIGHT` rows, one group after the other. The tiles of a group are in
-/// the order of [`TileOrder<GROUP>`].
+/// The tiles of groups, one group after the other. The tiles of a group are in the order of
+/// [`TileOrder<GROUP>`].
 #[derive(Clone, Copy)]
-pub(super) struct GroupTiles<const HEIGHT: u32, const GROUP: u32> {
+pub(super) struct GroupTiles<const GROUP: u32> {
     groups: Groups,
+    /// Rows of a tile.
+    height: u32,
     /// Rows of A and C, and columns of C.
     m: u32,
     n: u32,
@@ -47,12 +49,13 @@ pub(super) struct GroupTiles<const HEIGHT: u32, const GROUP: u32> {
     pub(super) columns: u32,
 }
 
-impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
-    /// Counts the tiles of groups of `m` rows of A and C, where C has `n` columns, in `columns`
-    /// columns of tiles. Groups end at row `m` at the latest. There is a group, its arrays have
-    /// elements for each, and nothing writes them any more. The whole block calls this, once.
-    pub(super) unsafe fn new(groups: Groups, [m, n]: [u32; 2], columns: u32) -> Self {
-        let this = Self { groups, m, n, rows: 0, columns };
+impl<const GROUP: u32> GroupTiles<GROUP> {
+    /// Counts the tiles of `height` rows of groups of `m` rows of A and C, where C has `n` columns,
+    /// in `columns` columns of tiles. Groups end at row `m` at the latest. There is a group, its
+    /// arrays have elements for each, and nothing writes them any more. The whole block calls this,
+    /// once.
+    pub(super) unsafe fn new(groups: Groups, height: u32, [m, n]: [u32; 2], columns: u32) -> Self {
+        let this = Self { groups, height, m, n, rows: 0, columns };
         // SAFETY: the caller has all threads of the block here, with arrays that nothing writes.
         Self { rows: unsafe { this.count_rows() }, ..this }
     }
@@ -112,7 +115,7 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
         for group in Strided::new(begin, end, 1) {
             // SAFETY: the group is below the count, and the caller lets nothing write the arrays.
             let (first, end) = unsafe { self.groups.rows(group, self.m) };
-            rows += (end - first).div_ceil(HEIGHT);
+            rows += (end - first).div_ceil(self.height);
         }
         rows
     }
@@ -134,7 +137,7 @@ impl<const HEIGHT: u32, const GROUP: u32> GroupTiles<HEIGHT, GROUP> {
             let mut group = part * self.part_len();
             loop {
                 let (first, end) = self.groups.rows(group, self.m);
-                let rows = (end - first).div_ceil(HEIGHT);
+                let rows = (end - first).div_ceil(self.height);
                 if row - before < rows {
                     let order = TileOrder::<GROUP> { rows, columns: self.columns };
                     let (row, column) = order.position(number - before * self.columns);

@@ -15,6 +15,7 @@ pub(crate) mod factors;
 pub mod gemm_blocks;
 pub mod gemm_grouped;
 pub mod gemm_grouped_mma;
+pub mod gemm_grouped_swapped;
 pub mod gemm_mma;
 pub mod gemm_swapped;
 pub mod gemm_unswapped;

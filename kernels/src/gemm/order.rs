@@ -30,7 +30,7 @@ enum Division {
         height: u32,
     },
     /// The tiles of each group of rows come after those of the group before it.
-    Groups(GroupTiles<{ CLUSTER * TILE_M }, GROUP>),
+    Groups(GroupTiles<GROUP>),
 }
 
 /// The row and the column of a tile, and its group of rows.
@@ -76,7 +76,7 @@ impl Order {
     }
 
     /// Returns the order of the tiles of groups of rows.
-    pub(super) fn groups(groups: GroupTiles<{ CLUSTER * TILE_M }, GROUP>) -> Self {
+    pub(super) fn groups(groups: GroupTiles<GROUP>) -> Self {
         let GroupTiles { rows, columns, .. } = groups;
         Self { tiles: TileOrder { rows, columns }, division: Division::Groups(groups) }
     }

@@ -1,12 +1,14 @@
 //! Products of groups of rows, each with a B of its own: the experts of a layer.
 
+use devcomm_kernels::gemm::gemm_grouped_swapped::{M64N128, M128N128, Shape, shared};
 use devcomm_kernels::gemm::groups::GroupsArgs;
+use devcomm_kernels::gemm::shapes::Cluster;
 use devcomm_kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide};
 
-use super::GemmPlan;
 use super::element::{HalfElement, of_halves};
-use super::launches::{Matrices, wide_maps};
+use super::launches::{Matrices, map, wide_maps};
 use super::product::{Activation, Added};
+use super::{GemmPlan, Tiling};
 use crate::prelude::*;
 
 /// `C = A x B^T` for each group of rows of A and C, with a B for each group, on one GPU and one
@@ -19,9 +21,10 @@ use crate::prelude::*;
 /// written, and groups without rows take no time.
 ///
 /// On Hopper, products whose rows begin at multiples of 16 bytes (`k` is a multiple of 8) are by
-/// `wgmma` and TMA, fastest if `n` is a multiple of 8 too, with tiles of 256 x 256 elements: groups
-/// of a few rows take the time in which their B is read from memory. All others, and those on any
-/// other GPU since Ampere, are by `mma.sync`.
+/// `wgmma` and TMA. The average of `m` over the groups chooses the tiles: 64 x 128 elements for up
+/// to 48 rows a group, which take the time in which B is read from memory; 128 x 128 up to 512 rows;
+/// and 256 x 256, fastest if `n` is a multiple of 8 too. So `m` should be near the number of rows.
+/// All other products, and those on any other GPU since Ampere, are by `mma.sync`.
 ///
 /// Launches on Hopper are *dependent*, as those of [`Gemm`](super::Gemm).
 ///
@@ -47,6 +50,8 @@ pub struct GroupedGemm {
     compiled: Kernels,
     stream: Stream,
     is_hopper: bool,
+    /// The plan of all products that it can compute.
+    plan: Option<GemmPlan>,
 }
 
 /// Which rows are in which group, in memory of a GPU. The number of groups is that of the sizes. No
@@ -59,8 +64,26 @@ pub struct RowGroups {
     pub sizes: DeviceSlice<u32>,
 }
 
-const FILES: &[&str] =
-    &[kernels::gemm_grouped::<bf16>::FILE, kernels::gemm_grouped_mma::<bf16>::FILE];
+const FILES: &[&str] = &[
+    kernels::gemm_grouped::<bf16>::FILE,
+    kernels::gemm_grouped_swapped::<bf16, M64N128>::FILE,
+    kernels::gemm_grouped_mma::<bf16>::FILE,
+];
+
+/// The rows of a group, on average, up to which tiles have 64 rows. Measured on an H200, as the
+/// next number: docs/findings.md.
+const FEW_ROWS: usize = 48;
+/// The rows of a group, on average, from which on tiles have 256.
+const MANY_ROWS: usize = 512;
+
+/// Returns the plan with the tiles of this shape.
+const fn swapped<S: Shape>() -> GemmPlan {
+    let cluster = Cluster { splits: 1, across: 1, down: 1 };
+    GemmPlan::Swapped(Tiling { rows: S::M, columns: S::N, cluster, slices: 1 })
+}
+
+const FEW: GemmPlan = swapped::<M64N128>();
+const SEVERAL: GemmPlan = swapped::<M128N128>();
 
 impl GroupedGemm {
     /// Prepares products launched on `stream`.
@@ -75,22 +98,45 @@ impl GroupedGemm {
         if !is_hopper {
             compiled.info::<kernels::gemm_grouped_mma<bf16>>()?;
         }
-        Ok(Self { compiled, stream: stream.clone(), is_hopper })
+        Ok(Self { compiled, stream: stream.clone(), is_hopper, plan: None })
     }
 
-    /// Returns how products of this shape are computed, if the buffers are aligned to 16 bytes:
-    /// with the tiles of [`GemmPlan::Wide`] or of [`GemmPlan::Portable`].
+    /// Computes all products by this plan if it can: for instance by that of few rows, if `m` is
+    /// much larger than the number of rows in groups.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for a plan that [`plan`](Self::plan) returns for no shape.
+    pub fn with_plan(mut self, plan: GemmPlan) -> Result<Self> {
+        let on_hopper = self.is_hopper && [FEW, SEVERAL, GemmPlan::Wide].contains(&plan);
+        refuse_if!(
+            !on_hopper && plan != GemmPlan::Portable,
+            "the plan `{plan}` is none of grouped products on this GPU"
+        );
+        self.plan = Some(plan);
+        Ok(self)
+    }
+
+    /// Returns how products of `groups` groups and this shape are computed, if the buffers are
+    /// aligned to 16 bytes: with the tiles of [`GemmPlan::Wide`], of [`GemmPlan::Portable`] or of a
+    /// [`GemmPlan::Swapped`].
     ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for a shape without elements or too large a one.
-    pub fn plan(&self, shape: [usize; 3]) -> Result<GemmPlan> {
-        Ok(self.plan_of(Extents::new(shape)?))
+    pub fn plan(&self, groups: usize, shape: [usize; 3]) -> Result<GemmPlan> {
+        Ok(self.plan_of(groups, Extents::new(shape)?))
     }
 
-    fn plan_of(&self, extents: Extents) -> GemmPlan {
-        let [.., k] = extents.array();
-        if self.is_hopper && k.is_multiple_of(8) { GemmPlan::Wide } else { GemmPlan::Portable }
+    fn plan_of(&self, groups: usize, extents: Extents) -> GemmPlan {
+        let [m, _, k] = extents.lengths();
+        if !self.is_hopper || !k.is_multiple_of(8) {
+            return GemmPlan::Portable;
+        }
+        let at_most = |rows: usize| m <= groups.saturating_mul(rows);
+        let few = at_most(FEW_ROWS).then_some(FEW);
+        let several = at_most(MANY_ROWS).then_some(SEVERAL);
+        self.plan.or(few).or(several).unwrap_or(GemmPlan::Wide)
     }
 
     /// Enqueues the products of all groups, of shape `[m, n, k]`: reads up to `m * k` elements of
@@ -138,7 +184,23 @@ impl GroupedGemm {
         // SAFETY: `address` has checked that the buffers have the elements; memory that is dropped
         // is freed after the work of the streams, and after the graphs.
         of_halves!(T::DATA_TYPE, Half => unsafe {
-            if matrices.are_aligned() && self.plan_of(extents) == GemmPlan::Wide {
+            let plan = match matrices.are_aligned() {
+                true => self.plan_of(groups.count as usize, extents),
+                false => GemmPlan::Portable,
+            };
+            if let GemmPlan::Swapped(Tiling { rows, columns, .. }) = plan {
+                let map = |from, rows, height| map::<T>(&self.stream, from, [rows, k, height]);
+                let maps = (map(a, m, rows)?, map(b, count * n, columns)?);
+                return with_type!(rows, Tile => {
+                    type Kernel = kernels::gemm_grouped_swapped<Half, Tile>;
+                    let block = [Tile::THREADS, shared::<Tile>()];
+                    let tile = [1, Tile::M, Tile::N];
+                    let config = self.config::<Kernel>(block, tile, count, shape)?.with_dependent();
+                    let args = (maps.0, maps.1, c, groups, m, n, k, epilogue);
+                    Kernel::launch(args, config, &target)
+                }; { M64N128::M => M64N128, _ => M128N128 });
+            }
+            if plan == GemmPlan::Wide {
                 type Kernel = kernels::gemm_grouped<Half>;
                 const TILE: [u32; 3] = [wide::CLUSTER, wide::CLUSTER * wide::TILE_M, wide::TILE_N];
                 let block = [wide::THREADS, wide::SHARED];
