@@ -7,8 +7,9 @@
 //!
 //! [`gemm_wgmma`], for few rows [`gemm_swapped`], for few columns [`gemm_unswapped`], and
 //! [`gemm_blocks`] are for Hopper and rows that begin at multiples of 16 bytes; [`gemm_mma`] is for
-//! every GPU since Ampere and any rows. [`gemm_grouped`] and [`gemm_grouped_mma`] compute products
-//! of groups of rows, by the tiles of [`gemm_wgmma`] and of [`gemm_mma`].
+//! every GPU since Ampere and any rows. [`gemm_grouped`], [`gemm_grouped_swapped`] and
+//! [`gemm_grouped_mma`] compute products of groups of rows, by the tiles of [`gemm_wgmma`],
+//! [`gemm_swapped`] and [`gemm_mma`].
 
 pub mod epilogue;
 pub(crate) mod factors;
