@@ -22,9 +22,9 @@ use crate::prelude::*;
 ///
 /// On Hopper, products whose rows begin at multiples of 16 bytes (`k` is a multiple of 8) are by
 /// `wgmma` and TMA. The average of `m` over the groups chooses the tiles: 64 x 128 elements for up
-/// to 48 rows a group, which take the time in which B is read from memory; 128 x 128 up to 512 rows;
-/// and 256 x 256, fastest if `n` is a multiple of 8 too. So `m` should be near the number of rows.
-/// All other products, and those on any other GPU since Ampere, are by `mma.sync`.
+/// to 48 rows a group, which take the time in which B is read from memory; 128 x 128 for up to 512
+/// rows; and 256 x 256 for more, fastest if `n` is a multiple of 8 too. So `m` should be near the
+/// number of rows. All other products, and those on any other GPU since Ampere, are by `mma.sync`.
 ///
 /// Launches on Hopper are *dependent*, as those of [`Gemm`](super::Gemm).
 ///
