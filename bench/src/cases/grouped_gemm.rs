@@ -295,7 +295,11 @@ impl<'a> Matrices<'a> {
         let outcome =
             Product { matrices: self, c: c.clone(), grouped: variant != Variant::RustGemm };
         let products: Vec<_> = products().collect();
-        let groups = format!("{} groups, up to {} rows", self.sizes.len(), most(&self.sizes));
+        let mut algorithm =
+            format!("{} groups, up to {} rows", self.sizes.len(), most(&self.sizes));
+        if variant == Variant::Rust {
+            algorithm = format!("{}, {algorithm}", kernel.plan(self.sizes.len(), shape)?);
+        }
         // SAFETY: the graphs of a comparison end before its contenders, which own or borrow these
         // buffers; these are as large as the groups' shapes need. Only this stream uses the
         // library's workspace.
@@ -306,7 +310,7 @@ impl<'a> Matrices<'a> {
                 _ => products.iter().try_for_each(|(plan, at)| plan.enqueue(*at, stream)),
             }
         };
-        Ok(Contender::new(variant, work, outcome).by_algorithm(groups))
+        Ok(Contender::new(variant, work, outcome).by_algorithm(algorithm))
     }
 }
 
