@@ -1,10 +1,10 @@
-//! Calls of collectives, which can be explained and enqueued.
+//! Calls of collectives, which are explained or enqueued.
 
 use devcomm_host::ReduceOperator;
 
 use super::plan::Request;
 use super::reduce::KernelReduction;
-use super::{Algorithm, CollectivePlan, Collectives, INVALID, Parts, Workspace};
+use super::{Algorithm, Collectives, INVALID, Workspace};
 use crate::CollectiveKind::{self, AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter};
 use crate::prelude::*;
 
@@ -112,10 +112,15 @@ impl<'a, T: Element> Call<'a, T> {
         format!("{name} {} {}{operator}", self.recv.len(), T::NAME)
     }
 
-    /// Enqueues the collective: by a kernel, once its buffers are checked and, in a checked world,
-    /// its terms compared, or by NCCL.
+    /// Explains the collective, or enqueues it: by a kernel, once its buffers are checked and, in a
+    /// checked world, its terms compared, or by NCCL.
     pub(super) fn run(&self, stream: &Stream, nccl: impl FnOnce() -> Result<()>) -> Result<()> {
-        let plan = self.by.decide(&self.request()).plan;
+        let request = self.request();
+        let how = self.by.decide(&request);
+        if self.by.answers(|| Ok((how, request.candidates(self.by.table.find(&request)))))? {
+            return Ok(());
+        }
+        let plan = how.plan;
         let workspace = self.by.workspace.as_ref().filter(|_| plan.algorithm != Algorithm::Nccl);
         let Some(workspace) = workspace else { return nccl() };
         self.by.require_own(self.send, self.recv, stream)?;
@@ -129,115 +134,5 @@ impl<'a, T: Element> Call<'a, T> {
                 None => self.launch_exchange(workspace, plan, stream),
             }
         }
-    }
-}
-
-/// A call of a method of [`Collectives`], as a value, to ask about: how it would be done, and which
-/// plans can do it. Nothing is launched.
-///
-/// Each of its functions has the name of a method, and its arguments except the stream.
-///
-/// ```no_run
-/// # use devcomm::{Collective, Collectives, ReduceOp, Result, Window};
-/// # fn f(collectives: &Collectives, x: &Window<f32>) -> Result<()> {
-/// let how = collectives.explain(&Collective::all_reduce(x, x, ReduceOp::Sum))?;
-/// println!("{how}"); // lamport:4x128, as the message is short
-/// # Ok(())
-/// # }
-/// ```
-pub struct Collective<'a>(pub(super) Box<Choose<'a>>);
-
-/// Returns how a call is done, and the plans that can do it.
-type Choose<'a> = dyn Fn(&Collectives) -> Result<(Explanation, Vec<CollectivePlan>)> + 'a;
-
-impl<'a> Collective<'a> {
-    /// Describes a call of [`Collectives::all_reduce`].
-    pub fn all_reduce<T: Element>(
-        send: &impl Buffer<Element = T>,
-        recv: &impl Buffer<Element = T>,
-        op: impl ReduceOperator<T> + 'a,
-    ) -> Self {
-        let (send, recv) = (send.device_slice(), recv.device_slice());
-        Self::of(move |by| Ok(Call::reduce(by, AllReduce, [&send, &recv], &op)?.request()))
-    }
-
-    /// Describes a call of [`Collectives::reduce_scatter`].
-    pub fn reduce_scatter<T: Element>(
-        send: &impl Buffer<Element = T>,
-        recv: &impl Buffer<Element = T>,
-        op: impl ReduceOperator<T> + 'a,
-    ) -> Self {
-        let (send, recv) = (send.device_slice(), recv.device_slice());
-        Self::of(move |by| Ok(Call::reduce(by, ReduceScatter, [&send, &recv], &op)?.request()))
-    }
-
-    /// Describes a call of [`Collectives::all_gather`].
-    pub fn all_gather<T: Element>(
-        send: &impl Buffer<Element = T>,
-        recv: &impl Buffer<Element = T>,
-    ) -> Self {
-        let (send, recv) = (Some(send.device_slice()), recv.device_slice());
-        Self::of(move |by| Ok(Call::exchange(by, AllGather, send.as_ref(), &recv, 0).request()))
-    }
-
-    /// Describes a call of [`Collectives::broadcast`].
-    pub fn broadcast<R>(send: Option<DeviceSlice<R::Element>>, recv: &R, root: usize) -> Self
-    where
-        R: Buffer<Element: Element>,
-    {
-        let recv = recv.device_slice();
-        Self::of(move |by| Ok(Call::exchange(by, Broadcast, send.as_ref(), &recv, root).request()))
-    }
-
-    /// Describes a call of [`Collectives::all_to_all`].
-    pub fn all_to_all<T: Element>(
-        send: &impl Buffer<Element = T>,
-        recv: &impl Buffer<Element = T>,
-    ) -> Self {
-        let (send, recv) = (Some(send.device_slice()), recv.device_slice());
-        Self::of(move |by| Ok(Call::exchange(by, AllToAll, send.as_ref(), &recv, 0).request()))
-    }
-
-    fn of(request: impl Fn(&Collectives) -> Result<Request> + 'a) -> Self {
-        Self(Box::new(move |by| {
-            let request = request(by)?;
-            Ok((by.decide(&request), request.candidates(by.table.find(&request))))
-        }))
-    }
-
-    /// Describes a call of [`Collectives::all_to_all_v`].
-    pub fn all_to_all_v<S, R>(send: &S, sent: Parts<'a>, recv: &R, received: Parts<'a>) -> Self
-    where
-        S: Buffer<Element: Element>,
-        R: Buffer<Element = S::Element>,
-    {
-        let (send, recv) = (send.device_slice(), recv.device_slice());
-        Self(Box::new(move |collectives| {
-            let sides = collectives.sides((send.clone(), sent), (recv.clone(), received))?;
-            let how = collectives.explain_exchange_v(&sides);
-            Ok((how, vec![how.plan]))
-        }))
-    }
-
-    /// Describes a call of [`Collectives::all_reduce_rmsnorm`]. With the input as the output, the
-    /// plans are also those of its quantised form.
-    pub fn all_reduce_rmsnorm<T: Element>(
-        input: &impl Buffer<Element = T>,
-        residual: &impl Buffer<Element = T>,
-        weight: &impl Buffer<Element = T>,
-        output: &impl Buffer<Element = T>,
-    ) -> Self {
-        let [input, residual] = [input.device_slice(), residual.device_slice()];
-        let buffers = [input, residual, weight.device_slice(), output.device_slice()];
-        Self(Box::new(move |collectives| {
-            let how = collectives.explain_rmsnorm(&buffers)?;
-            Ok((how, vec![how.plan]))
-        }))
-    }
-}
-
-impl std::fmt::Debug for Collective<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Collective")
     }
 }

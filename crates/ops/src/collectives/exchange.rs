@@ -103,7 +103,7 @@ impl<T: Element> Call<'_, T> {
         let (target, config) = (self.by.compiled.on(stream), options.config(plan));
         if plan.algorithm == Algorithm::Lamport {
             let output = self.recv.device_address();
-            let args = (dev_comm, memory, input, output, messages);
+            let args = (dev_comm, memory.args(), input, output, messages);
             // Ranks may take different types: a slot has the same bytes with each of them.
             use lamport_exchange::{LongVector, Vector};
             let slots = lamport_exchange::slots(messages.bytes) as u32;

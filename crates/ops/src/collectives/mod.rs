@@ -23,7 +23,6 @@ use std::sync::Arc;
 use devcomm_kernels::collectives::push_allreduce;
 
 pub use self::all_to_all_v::Parts;
-pub use self::call::Collective;
 pub use self::plan::{Algorithm, CollectiveKind, CollectivePlan};
 use self::plan::{Request, Table};
 use self::reduce::most_pushed;
@@ -73,6 +72,21 @@ pub struct Collectives {
     order: Arc<StreamOrder>,
     table: Table,
     plan: Cell<Option<CollectivePlan>>,
+    /// Whether a call answers how it would be done, and launches nothing.
+    asks: Cell<bool>,
+    answer: Cell<Option<Answer>>,
+}
+
+/// How a call is done, and the plans that can do it.
+type Answer = (Explanation, Vec<CollectivePlan>);
+
+/// A question to collectives, which ends when it is dropped, also if the call panics.
+struct Asking<'a>(&'a Cell<bool>);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
 }
 
 /// The memory that ranks send to.
@@ -210,6 +224,8 @@ impl CollectivesOptions {
                 order: order.map_or_else(new_order, Ok)?,
                 table: table.unwrap_or_default(),
                 plan: Cell::default(),
+                asks: Cell::new(false),
+                answer: Cell::default(),
             })
         })
     }
@@ -334,19 +350,46 @@ impl Collectives {
         CollectivesOptions::new().build(comm)
     }
 
-    /// Returns how a call of one of these methods would be done, and why. Nothing is launched.
+    /// Returns how the operation that `call` enqueues would be done, and why. Nothing is launched.
+    ///
+    /// ```no_run
+    /// # use devcomm::{Collectives, ReduceOp, Result, Stream, Window};
+    /// # fn f(collectives: &Collectives, x: &Window<f32>, stream: &Stream) -> Result<()> {
+    /// let how = collectives.explain(|| collectives.all_reduce(x, x, ReduceOp::Sum, stream))?;
+    /// println!("{how}"); // lamport:4x128, as the message is short
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// Those of the call that come before the choice, for example a buffer of another context.
-    pub fn explain(&self, call: &Collective<'_>) -> Result<Explanation> {
-        Ok((call.0)(self)?.0)
+    /// Those of the call that come before the choice, for example for a closed operator;
+    /// [`Error::InvalidInput`] if `call` calls no operation of this object.
+    pub fn explain(&self, call: impl FnOnce() -> Result<()>) -> Result<Explanation> {
+        Ok(self.ask(call)?.0)
     }
 
-    /// Returns the plans by which a call can be done, for [`set_plan`](Self::set_plan). The first
-    /// one is taken if none is set. Errors are those of [`explain`](Self::explain).
-    pub fn plans(&self, call: &Collective<'_>) -> Result<Vec<CollectivePlan>> {
-        Ok((call.0)(self)?.1)
+    /// Returns the plans by which the operation that `call` enqueues can be done, for
+    /// [`set_plan`](Self::set_plan). The first one is taken if none is set. Nothing is launched.
+    /// Errors are those of [`explain`](Self::explain).
+    pub fn plans(&self, call: impl FnOnce() -> Result<()>) -> Result<Vec<CollectivePlan>> {
+        Ok(self.ask(call)?.1)
+    }
+
+    fn ask(&self, call: impl FnOnce() -> Result<()>) -> Result<Answer> {
+        self.answer.take();
+        self.asks.set(true);
+        let _asking = Asking(&self.asks);
+        call()?;
+        self.answer.take().map_or_else(|| refuse("no operation was called to explain it"), Ok)
+    }
+
+    /// Returns whether an operation is called to explain it; then it gives its answer.
+    fn answers(&self, answer: impl FnOnce() -> Result<Answer>) -> Result<bool> {
+        if self.asks.get() {
+            self.answer.set(Some(answer()?));
+        }
+        Ok(self.asks.get())
     }
 
     /// Uses this plan for every operation that it fits, with the blocks that its size needs, also

@@ -144,7 +144,7 @@ impl<T: Element> Call<'_, T> {
         let reduction = match by_kernel {
             KernelReduction::Floats(reduction) => reduction,
             KernelReduction::Any { operator, divisor } => {
-                let args = (dev_comm, memory, input, output, count, operator, divisor);
+                let args = (dev_comm, memory.args(), input, output, count, operator, divisor);
                 // SAFETY: the caller keeps the buffers allocated and orders the launches;
                 // `Workspace::new` allocates what the kernel needs.
                 return with_type!(T::DATA_TYPE, Other => unsafe {
@@ -156,7 +156,7 @@ impl<T: Element> Call<'_, T> {
                 });
             }
         };
-        let short = (dev_comm, memory, input, output, count, reduction);
+        let short = (dev_comm, memory.args(), input, output, count, reduction);
         // SAFETY: the caller keeps the buffers allocated and orders the launches. `request` has
         // checked that they have the elements, are aligned for the plan, and begin their windows
         // where no index is passed. `Workspace::new` allocates what the kernels need.

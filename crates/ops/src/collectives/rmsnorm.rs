@@ -38,7 +38,7 @@ struct Rows {
 }
 
 /// The input, the residual, the weight and the output.
-pub(super) type Buffers<T> = [DeviceSlice<T>; 4];
+type Buffers<T> = [DeviceSlice<T>; 4];
 
 impl Collectives {
     /// Returns the most blocks of `lamport_rmsnorm`: this object's share of every rank's GPU, or
@@ -115,16 +115,6 @@ impl Collectives {
         self.rmsnorm(&buffers, quantised, eps, stream)
     }
 
-    /// Returns how it is done. If RMSNorm follows an all-reduce, the plan is the all-reduce's.
-    pub(super) fn explain_rmsnorm<T: Element>(&self, buffers: &Buffers<T>) -> Result<Explanation> {
-        let Rows { plan, reason, .. } = self.rows(buffers)?;
-        if let Some(plan) = plan {
-            return Ok(Explanation { plan, reason });
-        }
-        let reduce = Call::reduce(self, AllReduce, [&buffers[0], &buffers[3]], &ReduceOp::Sum)?;
-        Ok(Explanation { plan: self.decide(&reduce.request()).plan, reason })
-    }
-
     /// Checks the buffers, and returns how the rows are divided.
     fn rows<T: Element>(&self, buffers: &Buffers<T>) -> Result<Rows> {
         let [input, residual, weight, output] = buffers;
@@ -192,13 +182,25 @@ impl Collectives {
         stream: &Stream,
     ) -> Result<()> {
         let (count, hidden) = (buffers[0].len(), buffers[2].len());
-        let Rows { plan, tokens, row, grid: (cluster, threads, blocks), .. } =
-            self.rows(buffers)?;
+        let Rows { plan, reason, tokens, row, grid } = self.rows(buffers)?;
+        let is_explained = self.answers(|| {
+            let both = [&buffers[0], &buffers[3]];
+            let reduce = || Call::reduce(self, AllReduce, both, &ReduceOp::Sum);
+            let plan = match plan {
+                Some(plan) => plan,
+                None => self.decide(&reduce()?.request()).plan,
+            };
+            Ok((Explanation { plan, reason }, vec![plan]))
+        })?;
+        if is_explained {
+            return Ok(());
+        }
         require_context("the stream", stream.context(), self.communicator.context())?;
         if count == 0 {
             return Ok(());
         }
         let options = self.workspace.as_ref().map_or(CollectivesOptions::new(), |own| own.options);
+        let (cluster, threads, blocks) = grid;
         let shape = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
         let config = options.config(shape).with_cluster(cluster);
         let [input, residual, weight, to] = buffers.each_ref().map(DeviceSlice::device_address);
@@ -207,8 +209,8 @@ impl Collectives {
             let what = || format!("all_reduce_rmsnorm of {count} {}, rows of {hidden}", T::NAME);
             self.compare(plan, what)?;
             let _turn = self.order.begin(stream)?;
-            let args =
-                (dev_comm, memory, input, residual, weight, to, quantised, tokens, hidden, eps);
+            let (comm, memory) = (dev_comm, memory.args());
+            let args = (comm, memory, input, residual, weight, to, quantised, tokens, hidden, eps);
             // SAFETY: `rows` has checked that the buffers have the elements, aligned;
             // dropping one waits for the stream. `_turn` orders launches with the workspace.
             return of_floats!(T::DATA_TYPE, Float => unsafe {

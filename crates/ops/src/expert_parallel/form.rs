@@ -1,5 +1,4 @@
-//! The forms of an [`ExpertParallel`], which differ in how rows reach other ranks: for low latency,
-//! for high throughput, and for several LSA teams.
+//! The forms of an [`ExpertParallel`]: for low latency, high throughput, and several LSA teams.
 
 use devcomm_host::{KernelsOn, Turn};
 use devcomm_kernels::expert_parallel::shape::TokensArgs;
@@ -10,10 +9,8 @@ use crate::prelude::*;
 
 /// The addresses of the output and of the residual, or 0 without it.
 pub(super) type Outputs = [u64; 2];
-
 /// The tokens that a rank sends, as an argument.
 pub(super) type Tokens = TokensArgs<u64, u64, u64, u32>;
-
 /// The results that a rank sends, and where their sums go, as an argument.
 pub(super) type Results = ResultsArgs<u64, u32, u64, u64>;
 
@@ -54,8 +51,8 @@ impl<'a> Launch<'a> {
         self.experts.form.combine(self, ResultsArgs { rows, tokens, output, residual })
     }
 
-    /// Orders the launch after the others. Before that, it checks the stream, and in a checked
-    /// world compares the operation with those of the other ranks, if none is absent.
+    /// Orders the launch after the others, once the stream is checked and, if no rank is absent, the
+    /// operation compared with those of the other ranks.
     fn begin(&self, operation: &str) -> Result<Turn<'a>> {
         let Self { experts, steps, stream } = *self;
         experts.require_stream(stream)?;
@@ -67,8 +64,7 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// A form, which has the memory of its kernels, and launches them with arguments that
-/// [`ExpertParallel`] has checked, in order.
+/// A form: it launches its kernels, in order, with arguments that [`ExpertParallel`] has checked.
 pub(super) trait Form: Send {
     /// Sends and receives tokens.
     fn dispatch(&self, launch: Launch<'_>, tokens: Tokens) -> Result<()>;
