@@ -137,8 +137,7 @@ impl Collectives {
         Ok([send, recv])
     }
 
-    /// Returns how the long messages are sent, or the short ones if this rank sends and receives no
-    /// long ones, and why.
+    /// Returns how the long messages are sent, or the short ones if this rank has no long ones.
     fn explain_exchange_v<T: Element>(&self, sides: &[Side<'_, T>; 2]) -> Explanation {
         let Some(workspace) = &self.workspace else {
             return Request::by_nccl(AllToAll, self.unreached()).model();
@@ -160,8 +159,7 @@ impl Collectives {
     }
 
     /// Returns the most bytes of a message that is sent in one step, and the request of such
-    /// messages: with the slots that the longest of this rank's needs. Ranks know the lengths of
-    /// their own messages only, so these slots and the grid may differ between ranks.
+    /// messages, with the slots of this rank's longest: slots and grid may differ between ranks.
     fn short_messages<T: Element>(
         &self,
         workspace: &Workspace,
@@ -181,8 +179,7 @@ impl Collectives {
     }
 
     /// Fails, in a checked world, on all ranks unless the counts match, and messages of more than
-    /// `longest` bytes are received in one window or in none. `window` is the number of the window
-    /// in which this rank receives; numbers begin at 1.
+    /// `longest` bytes are received in one window or in none. Numbers of windows begin at 1.
     fn compare_counts<T: Element>(
         &self,
         [sent, received]: [Parts<'_>; 2],

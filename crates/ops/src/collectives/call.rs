@@ -82,8 +82,8 @@ impl<'a, T: Element> Call<'a, T> {
         }
     }
 
-    /// Returns the request of a message that is sent in one step if its slots are not too many. A
-    /// multiprocessor has room for `room` threads of the kernel.
+    /// Returns the request of a message that is sent in one step if its slots are not too many, by
+    /// a kernel of which a multiprocessor has room for `room` threads.
     pub(super) fn in_one_step(
         &self,
         workspace: &Workspace,

@@ -41,9 +41,8 @@ struct Rows {
 type Buffers<T> = [DeviceSlice<T>; 4];
 
 impl Collectives {
-    /// Returns the most blocks of `lamport_rmsnorm`: this object's share of every rank's GPU, or
-    /// all that are resident. A block receives some rows before it has sent all of them, so that it
-    /// may wait for blocks of other ranks that have not begun.
+    /// Returns the most blocks of `lamport_rmsnorm`: this object's share of every rank's GPU, or all
+    /// that are resident, as a block may wait for any block of another rank.
     fn most_blocks(&self, data_type: DataType, cluster: u32, threads: u32) -> u32 {
         if self.workspace.as_ref().is_none_or(|own| own.options.concurrent == 1) {
             return cluster * self.smallest.clusters(data_type, cluster, threads);
@@ -83,11 +82,11 @@ impl Collectives {
         self.rmsnorm(&buffers, QuantisedArgs { output: 0, scale: 0 }, eps, stream)
     }
 
-    /// Does the same as [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm), with a quantised output,
-    /// for a product of 8-bit floats: `output` gets the normalised sum divided by the first element
-    /// of `scale`, rounded once to the nearest, ties to even, and saturated at 448 of either sign;
-    /// a NaN stays a NaN. The kernel reads the scale. It is the scale of vLLM's static quantisation
-    /// per tensor, and of [`Product::scales`](crate::Product::scales).
+    /// Does the same as [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm), with a quantised output:
+    /// `output` gets the normalised sum divided by the first element of `scale`, which the kernel
+    /// reads, rounded once to the nearest, ties to even, and saturated at 448 of either sign; a NaN
+    /// stays a NaN. It is the scale of vLLM's static quantisation per tensor, and of
+    /// [`Product::scales`](crate::Product::scales).
     ///
     /// `input` may be overwritten: where RMSNorm follows an all-reduce, it gets the sum. No buffers
     /// overlap. Errors are those of [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm), and for a
@@ -172,8 +171,8 @@ impl Collectives {
         Ok(Rows { plan, reason: SHORT, tokens, row, grid })
     }
 
-    /// Enqueues the operation, quantised or not. Where RMSNorm follows an all-reduce, the output
-    /// also gets the all-reduce's sums.
+    /// Enqueues the operation, quantised or not. Where RMSNorm follows an all-reduce, the output gets
+    /// its sums first.
     fn rmsnorm<T: Element>(
         &self,
         buffers: &Buffers<T>,
@@ -213,14 +212,14 @@ impl Collectives {
             let args = (comm, memory, input, residual, weight, to, quantised, tokens, hidden, eps);
             // SAFETY: `rows` has checked that the buffers have the elements, aligned;
             // dropping one waits for the stream. `_turn` orders launches with the workspace.
-            return of_floats!(T::DATA_TYPE, Float => unsafe {
+            return with_element!(T::DATA_TYPE, Float in f32, f16, bf16 => unsafe {
                 kernels::lamport_rmsnorm::<Float>::launch(args, config, &target)
             });
         }
         self.all_reduce(&buffers[0], &buffers[3], ReduceOp::Sum, stream)?;
         // SAFETY: `rows` has checked that the buffers have the elements, aligned;
         // dropping one waits for the stream.
-        of_floats!(T::DATA_TYPE, Float => unsafe {
+        with_element!(T::DATA_TYPE, Float in f32, f16, bf16 => unsafe {
             if self.is_older {
                 let args = (to, residual, weight, to, quantised, hidden, eps);
                 let threads = (row as u32).div_ceil(16 * rmsnorm_block::VECTORS as u32);
@@ -241,11 +240,9 @@ impl Collectives {
 
 /// Returns the blocks of a cluster, the threads of a block, and the blocks of the grid for `tokens`
 /// rows of `row` bytes; a thread has a vector of a row. `most` returns the most blocks of the grid
-/// for the blocks of a cluster and the threads of a block. There are 0 blocks without room for one
-/// cluster.
-///
-/// A row takes the less time the more blocks it has, of at least 128 threads. Clusters that have
-/// several rows are small, as their blocks wait for each other.
+/// for a cluster and threads, perhaps 0. A row takes the less time the more blocks it has, of at
+/// least 128 threads; clusters that have several rows are small, as their blocks wait for each
+/// other.
 pub(super) fn grid(
     row: usize,
     tokens: u32,

@@ -54,15 +54,6 @@ elements! {
     ScaledElement: F8E5M2 in bf16;
 }
 
-/// Evaluates an expression in which `$half` is a [`HalfElement`] of this type of data.
-macro_rules! of_halves {
-    ($data_type:expr, $half:ident => $then:expr) => {
-        with_type!($data_type, $half => $then; { DataType::Float16 => f16, _ => bf16 })
-    };
-}
-
-pub(super) use of_halves;
-
 /// Refuses a product of 8-bit floats, and says what their kernels need.
 pub(super) fn no_kernel<T: Element>(Matrices { shape: [.., k], .. }: Matrices) -> Result<()> {
     refuse(format!(

@@ -4,7 +4,7 @@ use devcomm_kernels::gemm::groups::GroupsArgs;
 use devcomm_kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide};
 
 use super::GemmPlan;
-use super::element::{HalfElement, of_halves};
+use super::element::HalfElement;
 use super::launches::{Matrices, wide_maps};
 use super::product::{Activation, Added};
 use crate::prelude::*;
@@ -137,7 +137,7 @@ impl GroupedGemm {
         let ([m, n, k], count, target) = (shape, groups.count, self.compiled.on(&self.stream));
         // SAFETY: `address` has checked that the buffers have the elements; memory that is dropped
         // is freed after the work of the streams, and after the graphs.
-        of_halves!(T::DATA_TYPE, Half => unsafe {
+        with_element!(T::DATA_TYPE, Half in f16, bf16 => unsafe {
             if matrices.are_aligned() && self.plan_of(extents) == GemmPlan::Wide {
                 type Kernel = kernels::gemm_grouped<Half>;
                 const TILE: [u32; 3] = [wide::CLUSTER, wide::CLUSTER * wide::TILE_M, wide::TILE_N];

@@ -4,7 +4,7 @@ use devcomm_host::TensorMapDesc;
 use devcomm_kernels::gemm::gemm_swapped::{self as swapped, Cluster, Division, Shape};
 use devcomm_kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide, slices};
 
-use super::element::{GemmElement, GemmOutput, no_kernel, of_halves};
+use super::element::{GemmElement, GemmOutput, no_kernel};
 use super::model::ResidentClusters;
 use super::plan::{GemmPlan, Tiling};
 use super::product::{Added, EpilogueArgs};
@@ -143,6 +143,7 @@ impl Gemm {
         };
         let _turn = self.order.begin(&self.stream)?;
         let ([ta, tb], target) = (transposed, self.compiled.on(&self.stream));
+        let in_f32 = O::DATA_TYPE == DataType::Float32;
         // SAFETY: the caller passes matrices of the prepared shape that outlive the product.
         // `_turn` orders the products, which use the memory of the slices.
         unsafe {
@@ -151,33 +152,28 @@ impl Gemm {
                 Some(Prepared::Wide(config)) => {
                     let ([a, b, c], unaligned) = wide_maps::<T, O>(&self.stream, matrices)?;
                     let args = (a, b, c, unaligned, m, n, k, ta, tb, epilogue);
-                    with_type!(T::DATA_TYPE, E => match O::DATA_TYPE {
-                        DataType::Float32 => {
-                            kernels::gemm_wgmma_f32::<E>::launch(args, config, &target)
-                        }
-                        _ => kernels::gemm_wgmma::<E>::launch(args, config, &target),
-                    }; {
-                        DataType::Bfloat16 => bf16, DataType::Float16 => f16,
-                        DataType::Float8e4m3 => F8E4M3, _ => F8E5M2
+                    with_element!(T::DATA_TYPE, E in bf16, f16, F8E4M3, F8E5M2 => if in_f32 {
+                        kernels::gemm_wgmma_f32::<E>::launch(args, config, &target)
+                    } else {
+                        kernels::gemm_wgmma::<E>::launch(args, config, &target)
                     })
                 }
                 Some(Prepared::Blocks(config)) => {
                     let ([a, b, c], unaligned) = wide_maps::<T, O>(&self.stream, matrices)?;
                     let [scales_a, scales_b] = matrices.block_scales;
                     let args = (a, b, c, unaligned, m, n, k, scales_a, scales_b, epilogue);
-                    with_type!(T::DATA_TYPE, Scaled => {
+                    with_element!(T::DATA_TYPE, Scaled in F8E4M3, F8E5M2 => {
                         kernels::gemm_blocks::<Scaled>::launch(args, config, &target)
-                    }; { DataType::Float8e4m3 => F8E4M3, _ => F8E5M2 })
+                    })
                 }
                 None if size_of::<T>() == 1 => no_kernel::<T>(matrices),
                 None => {
                     let (args, config) =
                         ((a, b, c, m, n, k, ta, tb, epilogue), portable_config(m, n)?);
-                    of_halves!(T::DATA_TYPE, Half => match O::DATA_TYPE {
-                        DataType::Float32 => {
-                            kernels::gemm_mma_f32::<Half>::launch(args, config, &target)
-                        }
-                        _ => kernels::gemm_mma::<Half>::launch(args, config, &target),
+                    with_element!(T::DATA_TYPE, Half in f16, bf16 => if in_f32 {
+                        kernels::gemm_mma_f32::<Half>::launch(args, config, &target)
+                    } else {
+                        kernels::gemm_mma::<Half>::launch(args, config, &target)
                     })
                 }
             }
