@@ -39,16 +39,15 @@ use crate::tuned::Tuned;
 /// it is odd.
 ///
 /// 8-bit floats need Hopper, matrices at multiples of 16 bytes, and `k` that is a multiple of 16.
-/// Hopper adds their products with fewer bits than f32 has: about 13 after the binary point of the
-/// largest of them and the sum so far. With [`block_scales`](Product::block_scales) this holds for
-/// each 128 terms, whose sums are added in f32.
+/// Hopper adds their products with about 13 bits after the binary point of the largest of them and
+/// the sum so far. With [`block_scales`](Product::block_scales) this holds for each 128 terms.
 ///
 /// How a shape of bf16 is computed, its [`GemmPlan`], comes from a table of measurements for this
 /// GPU, or from a model; [`measure`](Self::measure) finds the fastest. Products of f16 have the
 /// plans of bf16; products of 8-bit floats have one.
 ///
-/// Launches are *dependent*: a product may begin while the previous kernel of the stream still
-/// runs, if that kernel allows it, but waits for it before it reads A or B, or writes C.
+/// Launches are *dependent*: a product may begin while the previous kernel of the stream runs, but
+/// waits for it before it reads A or B, or writes C.
 ///
 /// ```no_run
 /// use devcomm::{Gemm, World};
@@ -71,24 +70,19 @@ pub struct Gemm {
     hopper: Option<String>,
     /// Whether a product may read B early: see [`with_constant_b`](Self::with_constant_b).
     pub(crate) constant_b: bool,
-    /// The memory of plans with slices, on Hopper.
+    /// The memory of plans with slices, on Hopper, which products use in this order.
     slices: Option<SliceMemory>,
-    /// Products use the memory of slices one after the other.
     order: StreamOrder,
     plans: Mutex<Cache<Problem, Planned>>,
     tuned: Mutex<Tuned<GemmPlan>>,
 }
 
-/// The sums and arrivals of [`Slices`](kernels::gemm::slices::Slices), for as many blocks as are
-/// resident.
+/// The sums and arrivals of [`Slices`](kernels::gemm::slices::Slices) for all resident blocks.
 type SliceMemory = (DeviceBuffer<f32>, DeviceBuffer<u32>);
-
 /// The types of the factors and of C, a shape, and whether A and B are transposed.
 type Problem = ([DataType; 2], Extents, [bool; 2]);
-
 /// A and B as they are by default.
 const NOT_TRANSPOSED: [bool; 2] = [false; 2];
-
 /// The plan for a shape, prepared if it is not the portable one.
 type Planned = (GemmPlan, Option<Prepared>);
 
@@ -118,9 +112,9 @@ impl Gemm {
         let slices = || launches::slice_memory(&compiled, stream.context());
         let slices = is_hopper.then(slices).transpose()?;
         let tuned = Mutex::new(Tuned::new(stream.context(), "gemm", 1)?);
-        let (stream, plans) = (stream.clone(), Mutex::default());
         let order = StreamOrder::local(stream.context());
-        Ok(Self { compiled, stream, hopper, constant_b: false, slices, order, plans, tuned })
+        let (stream, constant_b, plans) = (stream.clone(), false, Mutex::default());
+        Ok(Self { compiled, stream, hopper, constant_b, slices, order, plans, tuned })
     }
 
     /// Lets a product read B before the previous kernels of the stream have ended: weights, for
@@ -162,12 +156,8 @@ impl Gemm {
         Ok(plans)
     }
 
-    /// Computes products of bf16 in bf16 of this shape by this plan from now on.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`] for a plan that is not one of [`plans`](Self::plans); the errors of
-    /// `plans`.
+    /// Computes products of bf16 in bf16 of this shape by this plan from now on. Errors are those of
+    /// [`plans`](Self::plans), and [`Error::InvalidInput`] for a plan that is not among these.
     pub fn set_plan(&self, shape: [usize; 3], plan: GemmPlan) -> Result<()> {
         refuse_if!(
             !self.plans(shape)?.contains(&plan),
@@ -176,9 +166,8 @@ impl Gemm {
         self.select(Extents::new(shape)?, plan).map(drop)
     }
 
-    /// Sets the plan as [`set_plan`](Self::set_plan) does, and keeps it in the cache folder: every
-    /// `Gemm` that is made later for a GPU of this kind uses it, if the shape is in no table. On
-    /// simulated GPUs nothing is kept. Errors are those of [`set_plan`](Self::set_plan).
+    /// Sets the plan as [`set_plan`](Self::set_plan) does, and keeps it in the cache folder for every
+    /// later `Gemm` of this kind of GPU, if the shape is in no table and the GPU is not simulated.
     pub fn keep_plan(&self, shape: [usize; 3], plan: GemmPlan) -> Result<()> {
         self.set_plan(shape, plan)?;
         self.tuned.lock().save(Extents::new(shape)?, plan);
@@ -186,15 +175,13 @@ impl Gemm {
     }
 
     /// Times the plan of a table and those [`plans`](Self::plans) of this shape that the model
-    /// expects to take at most 1.5 times as long as its fastest, and computes products of bf16 in
-    /// bf16 of the shape by the fastest from now on. Each is launched 17 times, and the promising
-    /// ones 48 times more, as [`launch`](Self::launch) with these buffers, of which the L2 cache
-    /// keeps what it can. The expected plan is kept if none is faster by more than 2 %. Plans add
-    /// in different orders: the last bits of C may depend on the choice. The plan is kept in the
-    /// cache folder, as [`keep_plan`](Self::keep_plan) does. Where the portable plan is the only
-    /// one, nothing is launched. Errors are those of [`launch`](Self::launch), and
-    /// [`Error::InvalidInput`] for buffers that are not aligned to 16 bytes, if aligned ones have
-    /// several plans.
+    /// expects to take at most 1.5 times as long as its fastest, and [keeps](Self::keep_plan) the
+    /// fastest, or the expected one if none is faster by more than 2 %. Each is launched 17 times,
+    /// and the promising ones 48 times more, with these buffers, of which the L2 cache keeps what it
+    /// can. Plans add in different orders: the last bits of C may depend on the choice. Where the
+    /// portable plan is the only one, nothing is launched. Errors are those of
+    /// [`launch`](Self::launch), and [`Error::InvalidInput`] for buffers that are not aligned to 16
+    /// bytes, if aligned ones have several plans.
     pub fn measure<A, B, C>(&self, a: &A, b: &B, c: &C, shape: [usize; 3]) -> Result<GemmPlan>
     where
         A: Buffer<Element = bf16>,
@@ -239,14 +226,12 @@ impl Gemm {
     /// Returns the plans that may be the fastest, the expected one first.
     pub(crate) fn likely(&self, extents: Extents) -> Result<Vec<GemmPlan>> {
         let [.., k] = extents.array();
-        match self.hopper.as_deref().filter(|_| k.is_multiple_of(8)) {
-            Some(name) => self.modelled(extents, measured(name, extents), LIKELY),
-            None => Ok(vec![GemmPlan::Portable]),
-        }
+        let plans = self.modelled(extents, k.is_multiple_of(8), LIKELY, || None)?;
+        Ok(if plans.is_empty() { vec![GemmPlan::Portable] } else { plans })
     }
 
-    /// Computes products of bf16 of this shape by a plan from now on, and returns whether the GPU
-    /// has room for it. If not, they are computed by the portable kernel.
+    /// Computes products of bf16 of this shape by a plan from now on, or by the portable kernel if
+    /// the GPU has no room for it; returns whether it has.
     pub(crate) fn select(&self, extents: Extents, plan: GemmPlan) -> Result<bool> {
         let prepared = self.prepare_plan::<bf16, bf16>(plan, extents)?;
         let problem = ([bf16::DATA_TYPE; 2], extents, NOT_TRANSPOSED);
@@ -288,25 +273,25 @@ impl Gemm {
         Ok(chosen)
     }
 
-    /// Returns the plans for a shape on a Hopper GPU, if rows of A and B are aligned, the one that
-    /// is expected to be the fastest first: that of a table or of a measurement on this machine, if
-    /// there is one, and then those of the model.
+    /// Returns the plans for a shape on a Hopper GPU, if rows of A and B are aligned: that of a table
+    /// or of a measurement on this machine, if there is one, and then those of the model.
     fn expected(&self, extents: Extents, is_aligned: bool) -> Result<Vec<GemmPlan>> {
-        let Some(name) = self.hopper.as_deref().filter(|_| is_aligned) else {
-            return Ok(Vec::new());
-        };
-        let tuned = || self.tuned.lock().plan(extents);
-        self.modelled(extents, measured(name, extents).or_else(tuned), f64::INFINITY)
+        self.modelled(extents, is_aligned, f64::INFINITY, || self.tuned.lock().plan(extents))
     }
 
-    /// Returns a plan, if there is one, and those of the model for a Hopper GPU that take at most
-    /// this many times as long as its fastest.
+    /// Does what [`expected`](Self::expected) does, but for plans that the model expects to take more
+    /// than this many times as long as its fastest, and with the measurement `tuned`.
     fn modelled(
         &self,
         extents: Extents,
-        first: Option<GemmPlan>,
+        is_aligned: bool,
         times: f64,
+        tuned: impl FnOnce() -> Option<GemmPlan>,
     ) -> Result<Vec<GemmPlan>> {
+        let Some(name) = self.hopper.as_deref().filter(|_| is_aligned) else {
+            return Ok(Vec::new());
+        };
+        let first = measured(name, extents).or_else(tuned);
         let room = launches::room(&self.compiled, self.stream.context())?;
         let candidates = Candidates::new(extents, room);
         let others = candidates.within(times).filter(|plan| Some(*plan) != first);

@@ -57,13 +57,8 @@ pub struct ReduceScatter {
 impl FusedGemm<ReduceScatter> {
     /// Prepares products of up to `m x n` elements, launched on `stream`. *Collective*, with the
     /// same `m` and `n` on every rank. The workspace takes `2 * m * n` bytes on each GPU, and those
-    /// of [`Wide`](GemmReduceScatterPlan::Wide) and of [`Collectives`](crate::Collectives).
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`] for a product without elements or one that is too large, and for a
-    /// stream of another context; those of [`Gemm::new`](crate::Gemm::new) and
-    /// [`Collectives::new`](crate::Collectives::new).
+    /// of [`Wide`](GemmReduceScatterPlan::Wide) and of [`Collectives`](crate::Collectives). Errors
+    /// are those of [`GemmAllReduce::new`](crate::GemmAllReduce::new).
     pub fn new(comm: &Communicator, stream: &Stream, m: usize, n: usize) -> Result<Self> {
         Self::create(comm, stream, [m, n], (ReduceScatter::NAME, &[]), |[can, _]| {
             let exchanges = can && RANKS.0.contains(&comm.n_ranks());

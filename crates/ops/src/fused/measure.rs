@@ -8,14 +8,10 @@ use crate::prelude::*;
 use crate::timing::{fastest, slowest};
 
 impl<F: Fusion> FusedGemm<F> {
-    /// Times the likely plans of a shape, and does products of it by the fastest from now on,
-    /// unless one is set. Each is launched 17 times, and the promising ones 48 times more, as
-    /// [`launch`](Self::launch) with these buffers, of which the L2 cache keeps what it can. The
-    /// time of a plan is that of the slowest rank. The default plan is kept if none is faster by
-    /// more than 2 %. All ranks get the same plan. *Collective*.
-    ///
-    /// The plan of two kernels is timed with the likely plans of its product, as
-    /// [`Gemm::measure`](crate::Gemm::measure) has them, if all ranks have the same ones.
+    /// Times the likely plans of a shape, as [`Gemm::measure`](crate::Gemm::measure) does, and does
+    /// products of it by the fastest from now on, unless one is set. The time of a plan is that of
+    /// the slowest rank. The plan of two kernels is timed with the likely plans of its product, if
+    /// all ranks have the same ones. *Collective*.
     ///
     /// It allocates the workspaces of all these plans, which this object keeps. The plan is kept in
     /// the cache folder, for operations of the same number of ranks on the same kind of GPU that
@@ -79,9 +75,8 @@ impl<F: Fusion> FusedGemm<F> {
         })
     }
 
-    /// Returns the fastest of these plans, the same in all ranks. The plan that is not fused is
-    /// timed with the likely plans of its product. Plans that not all ranks can do are left out. An
-    /// error leaves the product's plan as it was. *Collective*.
+    /// Returns the fastest of these plans, the same in all ranks, among those that all ranks can do.
+    /// An error leaves the product's plan as it was. *Collective*.
     fn time(&self, operands: &Operands, plans: &[F::Plan], expected: F::Plan) -> Result<F::Plan> {
         let (comm, extents) = (&self.base.comm, operands.extents);
         let gemm = self.base.unfused.get().map(|unfused| &unfused.gemm);
@@ -91,7 +86,6 @@ impl<F: Fusion> FusedGemm<F> {
             }
             // The portable kernel multiplies these, whatever the plan.
             Some(gemm) => Ok((gemm.plan_of(extents)?, Vec::new())),
-            // Without the plan of two kernels there is no product whose plan matters.
             None => Ok((GemmPlan::Portable, Vec::new())),
         };
         let own = own().map(|(before, likely)| ((before, likely.clone()), hash(likely)));

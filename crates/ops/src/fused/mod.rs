@@ -1,7 +1,5 @@
-//! A product with a collective, as one operation: how all of these choose a plan, prepare it and
-//! launch it. Both `explain` and a launch use the decision of [`FusedGemm::decide`], which is kept:
-//! a plan that was set or measured, or that of [`Fusion::choose`]. A plan is a [`Strategy`], or the
-//! product and the collective one after the other, [`Unfused`].
+//! A product with a collective, as one operation: how all of these choose a plan, a [`Strategy`] or
+//! [`Unfused`], prepare it and launch it.
 
 mod measure;
 mod wide;
@@ -73,10 +71,9 @@ impl<F: Fusion> Base<F> {
     }
 
     /// Prepares the kernels of a plan and their memory, the first time. A fused plan is for ranks
-    /// that reach each other. Their number is one of `ranks`, which `which` describes, or any if
-    /// `ranks` is empty. `load` returns the kernels with numbers, such as what is resident;
-    /// `allocate` gets the least of all ranks' numbers, so all ranks have the same grid.
-    /// *Collective*.
+    /// that reach each other, one of the numbers `ranks`, which `which` describes, or any if there
+    /// are none. `load` returns the kernels with numbers, such as what is resident; `allocate` gets
+    /// the least of all ranks' numbers, so all ranks have the same grid. *Collective*.
     pub(crate) fn prepare<T, U>(
         &self,
         (cell, plan): (&OnceCell<U>, F::Plan),
@@ -174,7 +171,7 @@ pub trait Fusion: Sized {
     /// Enqueues the product and the collective, one after the other.
     fn launch_unfused(&self, base: &Base<Self>, operands: &Operands) -> Result<()>;
 
-    /// Returns the plan of a shape for which none was chosen that can do it.
+    /// Returns the plan of a shape for which none was set or measured.
     fn choose(&self, base: &Base<Self>, extents: Extents) -> Explanation<Self::Plan>;
 
     /// Returns the plans that [`FusedGemm::measure`] times, of which `usual` is the default.
@@ -197,9 +194,9 @@ pub trait Fusion: Sized {
 pub trait Output<F: Fusion>: Buffer<Element = bf16> {}
 
 impl<F: Fusion> FusedGemm<F> {
-    /// Creates the operation for matrices of up to `most`. The ranks compare `most` and `options`.
-    /// `fuse` gets whether all ranks have the kernels of Hopper and reach each other, and whether
-    /// their GPUs are alike. Plans that were measured are kept by the name `kept`. *Collective*.
+    /// Creates the operation for matrices of up to `most`. `fuse` gets whether all ranks have the
+    /// kernels of Hopper and reach each other, and whether their GPUs are alike. Plans that were
+    /// measured are kept by the name `kept`. *Collective*.
     pub(crate) fn create(
         comm: &Communicator,
         stream: &Stream,
@@ -257,8 +254,8 @@ impl<F: Fusion> FusedGemm<F> {
         Ok(made)
     }
 
-    /// Prepares the plans that this machine has measured for shapes that are no larger than the
-    /// largest, and that these ranks would measure: all ranks have the same ones. *Collective*.
+    /// Prepares the plans that this machine has measured for shapes of this size, if these ranks
+    /// would measure them. *Collective*.
     pub(crate) fn prepare_kept(&self) -> Result<()> {
         let (base, [first, second]) = (&self.base, self.base.most);
         for (shape, plan) in base.decisions.tuned.all() {
@@ -283,9 +280,8 @@ impl<F: Fusion> FusedGemm<F> {
     }
 
     /// Does all products by this plan if it can do them; `None` returns to the plans of the shapes.
-    /// Every rank sets the same plan between the same products. *Collective*.
-    ///
-    /// The first time that a plan is needed, its workspace is allocated; the plans tell its size.
+    /// Every rank sets the same plan between the same products. The first time that a plan is set,
+    /// its workspace is allocated; the plans tell its size. *Collective*.
     ///
     /// # Errors
     ///
@@ -339,8 +335,8 @@ impl<F: Fusion> FusedGemm<F> {
     /// neither `a` nor `b`. Only work on this stream may access `c` until the product has ended.
     ///
     /// A product fills the GPU: operations of other objects on other streams wait for it, or it for
-    /// them, in the order of the host's calls, which is the same on all ranks. Where the ranks call
-    /// them in another order, [`synchronize_within`](Stream::synchronize_within) lists them.
+    /// them, in the order of the host's calls, which is the same on all ranks.
+    /// [`synchronize_within`](Stream::synchronize_within) lists those of another order.
     ///
     /// # Errors
     ///

@@ -11,16 +11,14 @@ pub(crate) struct ExchangeKernels {
     pub(crate) compiled: Kernels,
     pub(crate) dev_comm: DevCommResource,
     pub(crate) memory: LamportMemory,
-    /// The fewest blocks or clusters that are resident on any rank's GPU, of each kernel or, for
-    /// tiles of few rows, of each number of blocks in a cluster; and the least dynamic shared
-    /// memory of a block: so all ranks have the same grid.
+    /// The fewest blocks or clusters that are resident on any rank's GPU, for tiles of few rows of
+    /// each number of blocks in a cluster, and the least dynamic shared memory of a block.
     pub(crate) resident: Vec<[u32; 2]>,
 }
 
 impl ExchangeKernels {
-    /// Allocates the memory of messages with this capacity; there is none if the largest product is
-    /// too large. If `has_barriers`, each block of the first kernel has an LSA barrier.
-    /// *Collective*.
+    /// Allocates the memory of messages with this capacity, which is `None` for too large a product.
+    /// If `has_barriers`, each block has an LSA barrier. *Collective*.
     pub(crate) fn new<F: Fusion>(
         Base { comm, most: [m, n], .. }: &Base<F>,
         (compiled, resident): (Kernels, Vec<[u32; 2]>),
@@ -36,8 +34,7 @@ impl ExchangeKernels {
         Ok(Self { compiled, dev_comm: comm.create_dev_comm(requirements)?, memory, resident })
     }
 
-    /// Returns the shape of a launch whose clusters compute a pair of `gemm_wgmma`'s tiles at a
-    /// time.
+    /// Returns the shape of a launch whose clusters compute pairs of `gemm_wgmma`'s tiles.
     pub(crate) fn wide_config(&self, pairs: u64) -> LaunchConfig {
         wide_grid(self.resident[0][0] / CLUSTER, pairs)
     }

@@ -22,8 +22,7 @@ pub trait GemmOutput<T>: Element + Sealed {}
 pub trait ScaledElement: GemmElement {}
 
 /// An element type of 16 bits, whose A and B may be stored transposed or have groups of rows:
-/// `bf16` or `f16`. Hopper's tensor cores take 8-bit floats only with the terms of a sum side by
-/// side.
+/// `bf16` or `f16`.
 #[diagnostic::on_unimplemented(
     message = "products of `{Self}` have no transposed A or B, and no groups",
     note = "tensor cores transpose 16-bit floats only: store A as `m x k` and B as `n x k`"

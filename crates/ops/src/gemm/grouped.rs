@@ -18,12 +18,9 @@ use crate::prelude::*;
 /// replayed with other ones. A group's rows begin anywhere; rows that are in no group are not
 /// written, and groups without rows take no time.
 ///
-/// On Hopper, products whose rows begin at multiples of 16 bytes (`k` is a multiple of 8) are by
-/// `wgmma` and TMA, fastest if `n` is a multiple of 8 too, with tiles of 256 x 256 elements: groups
-/// of a few rows take the time in which their B is read from memory. All others, and those on any
-/// other GPU since Ampere, are by `mma.sync`.
-///
-/// Launches on Hopper are *dependent*, as those of [`Gemm`](super::Gemm).
+/// Products are by `wgmma` and TMA, or by `mma.sync`, under the conditions of [`Gemm`](super::Gemm).
+/// With `wgmma`, launches are dependent, and tiles have 256 x 256 elements: groups of a few rows
+/// take the time in which their B is read from memory.
 ///
 /// ```no_run
 /// use devcomm::{Activation, Buffer, ExpertParallel, GroupedGemm, Result, Stream};
@@ -63,12 +60,7 @@ const FILES: &[&str] =
     &[kernels::gemm_grouped::<bf16>::FILE, kernels::gemm_grouped_mma::<bf16>::FILE];
 
 impl GroupedGemm {
-    /// Prepares products launched on `stream`.
-    ///
-    /// # Errors
-    ///
-    /// [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) on a GPU before Ampere;
-    /// those of loading kernels.
+    /// Prepares products launched on `stream`. Errors are those of [`Gemm::new`](super::Gemm::new).
     pub fn new(stream: &Stream) -> Result<Self> {
         let compiled = Kernels::load(stream.context(), &KERNELS.only(FILES))?;
         let is_hopper = compiled.info::<kernels::gemm_grouped<bf16>>().is_ok();
@@ -79,11 +71,8 @@ impl GroupedGemm {
     }
 
     /// Returns how products of this shape are computed, if the buffers are aligned to 16 bytes:
-    /// with the tiles of [`GemmPlan::Wide`] or of [`GemmPlan::Portable`].
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`] for a shape without elements or too large a one.
+    /// with the tiles of [`GemmPlan::Wide`] or of [`GemmPlan::Portable`]. Errors are those of
+    /// [`Gemm::plan`](super::Gemm::plan).
     pub fn plan(&self, shape: [usize; 3]) -> Result<GemmPlan> {
         Ok(self.plan_of(Extents::new(shape)?))
     }

@@ -11,8 +11,7 @@ use super::product::{Added, EpilogueArgs};
 use super::{Gemm, SliceMemory};
 use crate::prelude::*;
 
-/// A launch's matrices, as their addresses, and its epilogue. A and B may be stored transposed;
-/// `groups` of rows have a B each.
+/// A launch's matrices, as their addresses, and its epilogue. `groups` of rows have a B each.
 #[derive(Clone, Copy)]
 pub struct Matrices {
     pub(crate) a: u64,
@@ -98,8 +97,7 @@ pub(super) struct Tiled {
 type LaunchTiled = unsafe fn(&Gemm, Matrices, &Tiled) -> Result<()>;
 
 impl Gemm {
-    /// Prepares a plan. Returns `None` for the portable one, if the GPU has no room for the plan,
-    /// or if the type has no such kernel.
+    /// Prepares a plan, unless it is the portable one, or the GPU has no room or the type no kernel.
     pub(super) fn prepare_plan<T: GemmElement, O: GemmOutput<T>>(
         &self,
         plan: GemmPlan,
@@ -180,12 +178,12 @@ impl Gemm {
         }
     }
 
-    /// Returns the argument of a product of this number of slices. On Hopper, where products have
-    /// slices, there is memory.
+    /// Returns the argument of a product of this number of slices, on Hopper, where there is memory.
     fn slices_args(&self, count: u32) -> SlicesArgs {
-        let addresses =
-            |(sums, arrived): &SliceMemory| [sums.device_address(), arrived.device_address()];
-        let [sums, arrived] = self.slices.as_ref().map_or([0; 2], addresses);
+        let (sums, arrived) = self
+            .slices
+            .as_ref()
+            .map_or((0, 0), |(sums, arrived)| (sums.device_address(), arrived.device_address()));
         SlicesArgs { count, sums, arrived }
     }
 }
@@ -198,8 +196,7 @@ fn portable_config(m: u32, n: u32) -> Result<LaunchConfig> {
     Ok(LaunchConfig::new(tiles as u32, portable::THREADS).with_dynamic_shared(portable::SHARED))
 }
 
-/// Returns the shape of launches of `gemm_wgmma` and `gemm_blocks`, with at most the blocks that
-/// are resident; `None` if the GPU has no room.
+/// Returns the shape of launches of `gemm_wgmma` and `gemm_blocks`, if the GPU has room.
 pub(super) fn wide_config(compiled: &Kernels, [m, n, _]: [u32; 3]) -> Result<Option<LaunchConfig>> {
     let resident =
         compiled.resident_blocks::<kernels::gemm_wgmma<bf16>>(wide::THREADS, wide::SHARED)?;
@@ -209,7 +206,7 @@ pub(super) fn wide_config(compiled: &Kernels, [m, n, _]: [u32; 3]) -> Result<Opt
     Ok(possible.then(|| wide_grid(clusters, pairs)))
 }
 
-/// Returns the number of pairs of `gemm_wgmma`'s tiles. A cluster computes a pair at a time.
+/// Returns the number of pairs of `gemm_wgmma`'s tiles, of which a cluster computes one at a time.
 pub(crate) fn wide_pairs(m: u32, n: u32) -> u64 {
     u64::from(m.div_ceil(wide::CLUSTER * wide::TILE_M)) * u64::from(n.div_ceil(wide::TILE_N))
 }
@@ -240,8 +237,8 @@ pub(super) fn slice_memory(compiled: &Kernels, context: &Context) -> Result<Slic
     Ok((context.alloc(blocks * largest)?, context.alloc(blocks)?))
 }
 
-/// Returns how many clusters of `blocks` blocks are resident if a block has all the dynamic shared
-/// memory that it may have, and that memory in bytes.
+/// Returns the most dynamic shared memory of a block in bytes, after the number of clusters of
+/// `blocks` such blocks that are resident.
 pub(crate) fn resident<S: Shape, K: Kernel>(
     compiled: &Kernels,
     context: &Context,
@@ -252,8 +249,8 @@ pub(crate) fn resident<S: Shape, K: Kernel>(
     Ok([compiled.resident_clusters::<K>(blocks, S::THREADS, shared)?, shared])
 }
 
-/// Returns the maps of A, B and C for tiles of `gemm_wgmma`, and C's address if its rows are not
-/// aligned: then A's map is in place of C's, which is not used.
+/// Returns the maps of A, B and C for tiles of `gemm_wgmma`, and 0; or, if C's rows are not aligned,
+/// any map in place of C's, and its address.
 pub(crate) fn wide_maps<T: GemmElement, O: GemmOutput<T>>(
     stream: &Stream,
     Matrices { a, b, c, shape: [m, n, k], groups, transposed, .. }: Matrices,
@@ -296,7 +293,7 @@ impl<K: Copy, L: Copy> TileKernel<K, L> {
 }
 
 /// Returns how a product is divided among the clusters that are resident with this shared memory,
-/// and the shape of its launch; `None` if they cannot do it.
+/// and the shape of its launch, if they can do it.
 fn divide<S: Shape>(
     shape: [u32; 3],
     cluster: Cluster,
@@ -315,8 +312,7 @@ fn divide<S: Shape>(
 /// A kernel of a `Gemm`, for a type of A, B and C.
 type GemmKernel = TileKernel<DataType, LaunchTiled>;
 
-/// Returns the kernel for plans like this one with a size of `gemm_swapped`'s tiles. For each size
-/// there are kernels of bf16 and of f16.
+/// Returns the kernel for plans like this one with a size of `gemm_swapped`'s tiles.
 pub(super) fn kernel_of(
     plan: GemmPlan,
     tile: (u32, u32),
@@ -333,9 +329,8 @@ pub(super) fn kernel_of(
 }
 
 /// Defines a table of kernels for tiles of these shapes. In parentheses are the kernel, the
-/// function that makes its maps, the field of `Division` for a constant B, and for kernels with
-/// slices the method that makes their argument. In tiles of `gemm_unswapped` B is A: that field is
-/// `constant_a`.
+/// function that makes its maps, the field of `Division` for a constant B, which is A in tiles of
+/// `gemm_unswapped`, and for kernels with slices the method that makes their argument.
 macro_rules! tile_kernels {
     ($by_tile:ident $kernel:tt: $($shape:ident)*) => {
         static $by_tile: &[GemmKernel] = &[$(

@@ -77,11 +77,11 @@ impl FusedGemm<AllReduce> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a product without elements or one that is too large, for
+    /// [`Error::InvalidInput`] for a matrix without elements or one that is too large, for
     /// arguments that differ between the ranks, a stream of another context, and a communicator
-    /// that was created without a `World`; [`DevCommError::SeveralLsaTeams`] when the ranks are not
-    /// in one LSA team; errors of loading kernels and of creating windows and a device
-    /// communicator. An error on one rank is an error on all.
+    /// that was created without a `World`; if the default plan is `Strips`,
+    /// [`DevCommError::SeveralLsaTeams`]; those of [`Gemm::new`](crate::Gemm::new) and
+    /// [`Collectives::new`](crate::Collectives::new). An error on one rank is an error on all.
     pub fn new(comm: &Communicator, stream: &Stream, m: usize, n: usize) -> Result<Self> {
         GemmOptions::new().build(comm, stream, m, n)
     }
@@ -92,12 +92,8 @@ impl FusedGemm<AllReduce> {
         self.fusion.strips.wire
     }
 
-    /// Returns the plans for products of `[m, n, k]`. Those for few rows come last, with the one
-    /// that is expected to be the fastest first.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`] for a shape that no product has.
+    /// Returns the plans for products of `[m, n, k]`: those for few rows last, the one that is
+    /// expected to be the fastest first. Errors are those of [`explain`](Self::explain).
     pub fn plans(&self, shape: [usize; 3]) -> Result<Vec<GemmAllReducePlan>> {
         let extents = Extents::with_aligned_rows(shape)?;
         let few_rows = self.fusion.few_rows(&self.base, extents);
@@ -120,12 +116,10 @@ impl AllReduce {
         plans
     }
 
-    /// Returns the plans with tiles of few rows for a shape, the one expected to be the fastest
-    /// first.
+    /// Returns the plans with tiles of few rows for a shape, the one expected to be fastest first.
     fn few_rows(&self, base: &Base<Self>, extents: Extents) -> FewRows {
-        // All ranks have the same numbers of resident clusters: the ones that `swapped` agreed on
-        // or, before it is prepared, estimates. So all choose the same plan; the table, which is
-        // for GPUs of one name, is read only if theirs are alike.
+        // All ranks have the same numbers of resident clusters, those that `swapped` agreed on or
+        // estimates, and read the table only if their GPUs are alike: so they choose the same plan.
         let usual = || ResidentClusters::usual(base.multiprocessors);
         let room = self.swapped.get().map_or_else(usual, Swapped::room);
         let candidates = Candidates::new(extents, room);
@@ -151,9 +145,8 @@ fn exchanges_few_rows(base: &Base<AllReduce>) -> bool {
     base.comm.n_ranks() == 2
 }
 
-/// Returns whether tiles of a product of this size fill the GPU often enough. On two H100, among
-/// the shapes for which [`Candidates::hides`] expects a gain, `wide` was faster than a product and
-/// an all-reduce from 0.91 waves of tiles on.
+/// Returns whether tiles of a product of this size fill the GPU often enough. On two H100, `wide`
+/// was faster from 0.91 waves of tiles on, where [`Candidates::hides`] expects a gain.
 fn fills(base: &Base<AllReduce>, size: [usize; 2]) -> bool {
     let least = if base.comm.n_ranks() == 2 { 0.9 } else { MIN_WAVES };
     waves(size, base.multiprocessors) > least
@@ -168,11 +161,10 @@ struct FewRows {
 }
 
 impl FewRows {
-    /// Returns whether the tiles of a fused plan cost little time, compared with those of `Gemm`,
-    /// which has more shapes of tiles, and with an all-reduce of C that sends `bytes` from each
-    /// GPU; and whether the blocks compute parts of sums, for which they then wait for the other
-    /// GPUs, in at most two rounds. Three and five rounds took 1.02 to 1.13 times as long as
-    /// `unfused` on two H200: 1.07 for 1 x 5120 x 8192, 1.13 for 1 x 4560 x 9496.
+    /// Returns whether the tiles of a fused plan cost little time, compared with those of `Gemm` and
+    /// with an all-reduce of C that sends `bytes` from each GPU; and whether the blocks compute
+    /// parts of sums in at most two rounds. Three and five rounds took 1.02 to 1.13 times as long
+    /// as `unfused` on two H200.
     fn is_good(&self, plan: GemmAllReducePlan, bytes: f64) -> bool {
         const MOST_ROUNDS: f64 = 2.0;
         plan.tiling().map(GemmPlan::Swapped).is_some_and(|product| {

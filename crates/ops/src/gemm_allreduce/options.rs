@@ -12,13 +12,6 @@ use crate::fused::*;
 use crate::prelude::*;
 
 /// The options of a [`GemmAllReduce`], the same on every rank.
-///
-/// ```no_run
-/// # use devcomm::{Communicator, GemmOptions, Result, Stream, Wire};
-/// # fn f(comm: &Communicator, stream: &Stream) -> Result<()> {
-/// let gemm = GemmOptions::new().wire(Wire::F32).build(comm, stream, 1000, 4096)?;
-/// # Ok(()) }
-/// ```
 #[derive(Clone, Copy, Debug, Default)]
 #[must_use = "options do nothing before `build`"]
 pub struct GemmOptions {
@@ -33,16 +26,13 @@ impl GemmOptions {
     }
 
     /// Launches at most `blocks` blocks by the plan [`Strips`](crate::GemmAllReducePlan::Strips),
-    /// which leaves multiprocessors to other kernels. Other plans fill the GPU. Default: the number
-    /// that can be resident on every rank's GPU.
+    /// which leaves multiprocessors to other kernels. Default: as many as are resident everywhere.
     pub const fn max_blocks(mut self, blocks: NonZeroU32) -> Self {
         self.max_blocks = Some(blocks);
         self
     }
 
-    /// Selects the type in which partial sums travel. Default: [`Wire::Bf16`]. In other types the
-    /// plan is [`Strips`](crate::GemmAllReducePlan::Strips), but in [`Wire::E4m3`] on two Hopper
-    /// GPUs it is [`Wide`](crate::GemmAllReducePlan::Wide) for shapes that fill the GPU.
+    /// Selects the type in which partial sums travel. Default: [`Wire::Bf16`].
     pub const fn wire(mut self, wire: Wire) -> Self {
         self.wire = wire;
         self
