@@ -2,7 +2,6 @@
 
 mod all_to_all_v;
 mod call;
-mod exchange;
 mod plan;
 mod reduce;
 mod rmsnorm;
