@@ -29,8 +29,7 @@ pub(super) enum Halves {
 }
 
 impl InFlight {
-    /// Fails unless the second half goes where the first one went: only then each launch of a graph
-    /// receives what it sends.
+    /// Fails unless both halves go to one graph, which then receives what it sends, or to none.
     fn require_capture(&self) -> Result<()> {
         let now = self.stream.capture_id()?;
         refuse_if!(
@@ -64,11 +63,9 @@ impl Drop for Flight<'_> {
     }
 }
 
-/// Tokens on their way, which [`ExpertParallel::start_dispatch`] has sent.
-///
-/// If it is dropped before they are received, the next operation of the [`ExpertParallel`] receives
-/// them first. If they were sent in a capture, they are received in the same one: a graph that only
-/// sends is not launched.
+/// Tokens on their way, which [`ExpertParallel::start_dispatch`] has sent. If it is dropped before
+/// they are received, the next operation of the [`ExpertParallel`] receives them first. If they were
+/// sent in a capture, they are received in the same one.
 #[derive(Debug)]
 #[must_use = "tokens that are not received keep the next step from beginning"]
 pub struct Sent<'a>(pub(super) Flight<'a>);
@@ -86,22 +83,17 @@ impl Sent<'_> {
     }
 }
 
-/// Results on their way, which [`ExpertParallel::start_combine`] has sent.
-///
-/// If it is dropped before they are received, the next operation of the [`ExpertParallel`] receives
-/// them first and discards them, in memory that it allocates: this cannot be captured. Both halves
-/// are in the same capture, as for [`Sent`].
+/// Results on their way, which [`ExpertParallel::start_combine`] has sent. What [`Sent`] says holds
+/// for them; if it is dropped, the next operation receives them in memory that it allocates, which
+/// cannot be captured.
 #[derive(Debug)]
 #[must_use = "results that are not received keep the next step from beginning"]
 pub struct Returning<'a>(pub(super) Flight<'a>);
 
 impl Returning<'_> {
     /// Adds up the results, as [`ExpertParallel::combine`] does, on the stream on which they were
-    /// sent. After an error, such as for an output that is too short, it can be called again.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Sent::receive`] and of [`ExpertParallel::combine`].
+    /// sent. After an error, such as for an output that is too short, it can be called again. Errors
+    /// are those of [`Sent::receive`] and of [`ExpertParallel::combine`].
     pub fn receive(
         &self,
         output: &impl Buffer<Element = bf16>,
@@ -125,13 +117,8 @@ impl ExpertParallel {
         Ok(Flight { experts: self, number })
     }
 
-    /// Receives what was sent, if its [`Sent`] or [`Returning`] was dropped. Every operation begins
-    /// with it.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`] while that exists; those of the launch, and of the memory for
-    /// results.
+    /// Receives what was sent, if its [`Sent`] or [`Returning`] was dropped, and fails while that
+    /// exists. Every operation begins with it.
     pub(super) fn end_flight(&self) -> Result<()> {
         self.forget_failed_capture();
         let (number, is_results, is_over) = match &*self.in_flight.borrow() {
@@ -146,7 +133,7 @@ impl ExpertParallel {
             }
         };
         if is_over {
-            // The capture has ended without the other half: nothing was sent yet.
+            // The capture has ended without the other half: nothing was sent.
             *self.in_flight.borrow_mut() = None;
             return Ok(());
         }
