@@ -17,10 +17,7 @@ pub struct LamportMemory {
 impl LamportMemory {
     /// Allocates memory with `capacity` slots of 16 bytes for each rank that sends, in two banks.
     /// *Collective*: when it returns, the slots of all ranks are empty, so that kernels may send.
-    ///
-    /// # Errors
-    ///
-    /// Those of creating a window, for example if memory is exhausted.
+    /// Errors are those of [`Communicator::window`].
     pub fn new(comm: &Communicator, capacity: u32) -> Result<Self> {
         comm.together("LamportMemory::new", || Self::allocate(comm, capacity))
     }

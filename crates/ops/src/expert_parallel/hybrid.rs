@@ -84,6 +84,11 @@ pub(super) struct Hybrid {
 }
 
 impl Hybrid {
+    pub(super) const FILES: [&str; 3] = [
+        kernels::ep_combine_hybrid::FILE,
+        kernels::ep_dispatch_hybrid::<bf16>::FILE,
+        kernels::ep_layout::FILE,
+    ];
     /// Allocates the memory for results of `shape`. *Collective*.
     pub(super) fn new(
         comm: &Communicator,

@@ -41,6 +41,8 @@ pub(super) struct Lsa {
 }
 
 impl Lsa {
+    pub(super) const FILES: [&str; 3] =
+        [kernels::ep_combine::FILE, kernels::ep_dispatch::<bf16>::FILE, kernels::ep_layout::FILE];
     /// Allocates the memory for results of `shape`, and tokens. *Collective*. No rank may send
     /// before all have done this.
     pub(super) fn new(comm: &Communicator, options: Options, shape: Shape) -> Result<Self> {

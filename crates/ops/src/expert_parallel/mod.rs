@@ -133,21 +133,6 @@ pub struct Tokens<'a> {
     pub weights: &'a dyn Buffer<Element = f32>,
 }
 
-const FILES: &[&str] =
-    &[kernels::ep_combine::FILE, kernels::ep_dispatch::<bf16>::FILE, kernels::ep_layout::FILE];
-
-const THROUGHPUT_FILES: &[&str] = &[
-    kernels::ep_combine_counted::FILE,
-    kernels::ep_dispatch_counted::<bf16>::FILE,
-    kernels::ep_expand::FILE,
-];
-
-const HYBRID_FILES: &[&str] = &[
-    kernels::ep_combine_hybrid::FILE,
-    kernels::ep_dispatch_hybrid::<bf16>::FILE,
-    kernels::ep_layout::FILE,
-];
-
 const THREADS: u32 = 256;
 /// The threads of a block where there are many rows.
 const MANY_THREADS: u32 = 512;
@@ -164,9 +149,9 @@ impl ExpertParallel {
             let teams = comm.properties()?.n_lsa_teams;
             let shape = options.shape(ranks, teams)?;
             let files = match options.rows {
-                _ if teams > 1 => HYBRID_FILES,
-                Some(_) => THROUGHPUT_FILES,
-                None => FILES,
+                _ if teams > 1 => &Hybrid::FILES,
+                Some(_) => &Throughput::FILES,
+                None => &Lsa::FILES,
             };
             let compiled = Kernels::load(comm.context(), &KERNELS.only(files))?;
             Ok(((shape, teams, compiled), comm.context().limits().multiprocessors))

@@ -26,6 +26,11 @@ pub(super) struct Throughput {
 }
 
 impl Throughput {
+    pub(super) const FILES: [&str; 3] = [
+        kernels::ep_combine_counted::FILE,
+        kernels::ep_dispatch_counted::<bf16>::FILE,
+        kernels::ep_expand::FILE,
+    ];
     /// Allocates memory for results of `shape`, and for tokens. *Collective*.
     pub(super) fn new(comm: &Communicator, options: Options, shape: Shape) -> Result<Self> {
         let sent = options.sent(shape);
