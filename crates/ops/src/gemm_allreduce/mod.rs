@@ -66,7 +66,7 @@ pub struct AllReduce {
     exchanges_by_default: bool,
     strips: Strips,
     wide: Wide,
-    swapped: OnceCell<Swapped>,
+    swapped: Swapped,
 }
 
 impl FusedGemm<AllReduce> {
@@ -154,7 +154,7 @@ impl GemmOptions {
                 exchanges_by_default: exchanges && are_alike,
                 strips: Strips { wire, max_blocks, workspace, prepared: OnceCell::new() },
                 wide: Wide { wire, prepared: OnceCell::new() },
-                swapped: OnceCell::new(),
+                swapped: Swapped::default(),
             })
         })
     }
@@ -180,8 +180,7 @@ impl AllReduce {
         // All ranks have the same numbers of resident clusters, those that `swapped` agreed on or
         // estimates, and read the table only if their GPUs are alike: so they choose the same plan.
         let usual = || ResidentClusters::usual(base.multiprocessors);
-        let room = self.swapped.get().map_or_else(usual, Swapped::room);
-        let candidates = Candidates::new(extents, room);
+        let candidates = Candidates::new(extents, self.swapped.room().unwrap_or_else(usual));
         let can_exchange = self.exchanges && self.strips.wire == Wire::Bf16;
         let (mut measured, mut plans) = (None, Vec::new());
         if can_exchange && swapped::has_few_rows(extents) {
