@@ -43,7 +43,6 @@ pub type AllGatherGemm = FusedGemm<AllGather>;
 pub struct AllGather {
     /// Whether there is a kernel for these ranks.
     overlaps: bool,
-    /// All rows of A.
     gathered: Window<bf16>,
     fused: OnceCell<Fused>,
 }

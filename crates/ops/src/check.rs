@@ -34,7 +34,6 @@ pub(crate) fn address<E>(
     Ok(slice.device_address())
 }
 
-/// Returns what [`address`] does, if it is a multiple of 16.
 pub(crate) fn aligned<E>(
     context: &Context,
     name: &str,

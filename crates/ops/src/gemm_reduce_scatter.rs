@@ -49,7 +49,6 @@ pub type GemmReduceScatter = FusedGemm<ReduceScatter>;
 pub struct ReduceScatter {
     /// Whether there is a kernel for these ranks.
     exchanges: bool,
-    /// This rank's product.
     product: Window<bf16>,
     wide: OnceCell<ExchangeKernels>,
 }

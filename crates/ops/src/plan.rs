@@ -55,7 +55,6 @@ pub(crate) trait PlanText: Copy + PartialEq + 'static {
     }
 }
 
-/// Parses the text of a plan.
 pub(crate) fn parse<P: PlanText>(text: &str) -> Result<P, ParseNameError> {
     let number = |text: &str| text.parse().ok().filter(|number| *number > 0);
     let field = |text: &str| match text.split_once('x') {
@@ -70,7 +69,6 @@ pub(crate) fn parse<P: PlanText>(text: &str) -> Result<P, ParseNameError> {
     plan.ok_or_else(|| ParseNameError { text: text.to_owned(), noun: P::NOUN, forms: P::FORMS })
 }
 
-/// Writes the text of a plan.
 pub(crate) fn display<P: PlanText>(plan: P, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let named = P::NAMES.iter().find(|(_, named)| *named == plan);
     let (name, fields) = named.map_or_else(|| plan.fields(), |(name, _)| (*name, Vec::new()));

@@ -65,7 +65,6 @@ impl<P: Copy + FromStr + Display> Tuned<P> {
         self
     }
 
-    /// Returns all plans with their shapes.
     pub(crate) fn all(&self) -> Vec<([u32; 3], P)> {
         self.plans.borrow().iter().map(|(shape, plan)| (*shape, *plan)).collect()
     }
@@ -89,13 +88,11 @@ impl<P: Copy + FromStr + Display> Tuned<P> {
         let _ = written.and_then(|()| fs::rename(&new, file));
     }
 
-    /// Adds a plan for this process only.
     pub(crate) fn insert(&self, extents: Extents, plan: P) {
         self.plans.borrow_mut().insert(extents.array(), plan);
     }
 }
 
-/// The plan of each shape.
 type Plans<P> = BTreeMap<[u32; 3], P>;
 
 /// Returns the plans of a file, or none if it cannot be read.

@@ -56,7 +56,6 @@ impl Collectives {
 
 /// A collective with its buffers, of elements `T`.
 pub(super) struct Call<'a, T> {
-    /// What performs it.
     pub(super) by: &'a Collectives,
     pub(super) kind: CollectiveKind,
     /// The buffer to send, if this rank sends.
@@ -81,7 +80,6 @@ impl<'a, T: Element> Call<'a, T> {
         Self { by, kind, send: send.filter(|_| is_sender), recv, root, reduction: None }
     }
 
-    /// Returns a call that reduces elements.
     pub(super) fn reduce(
         by: &'a Collectives,
         kind: CollectiveKind,
@@ -195,7 +193,6 @@ impl<T: Element> Call<'_, T> {
         MessagesArgs { bytes, input_stride, output_bytes, sender }
     }
 
-    /// Returns the request of a call that moves elements.
     fn request_exchange(&self, workspace: &Workspace) -> Request {
         let ranks = self.by.communicator.n_ranks();
         let (bytes, is_broadcast) = (self.messages().bytes, self.kind == Broadcast);

@@ -370,7 +370,6 @@ impl Collectives {
         self.plan.set(plan);
     }
 
-    /// Returns how an operation is done, and why.
     fn decide(&self, request: &Request) -> Explanation {
         let how = |reason| move |plan| Explanation { plan, reason };
         let set = self.plan.get().and_then(|plan| request.adapt(plan)).map(how("as it was set"));

@@ -147,7 +147,6 @@ impl Request {
         CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads }
     }
 
-    /// Returns whether the plan does what is asked for.
     fn can(&self, plan: CollectivePlan) -> bool {
         let CollectivePlan { algorithm, blocks, threads } = plan;
         let is_within = |most: Option<CollectivePlan>| {
@@ -213,7 +212,6 @@ impl Request {
     }
 }
 
-/// Returns the threads of a block for this number of slots.
 fn threads(slots: u32) -> u32 {
     match slots {
         0..=64 => 64,

@@ -57,7 +57,6 @@ impl Collectives {
 }
 
 impl<T: Element> Call<'_, T> {
-    /// Returns the request of a call that reduces elements.
     pub(super) fn request_reduction(
         &self,
         workspace: &Workspace,

@@ -28,10 +28,8 @@ const TOO_LONG: &str = "as there are too many tokens for one step; RMSNorm follo
 struct Rows {
     /// The plan of the kernel that does all of it, or `None` where RMSNorm follows an all-reduce.
     plan: Option<CollectivePlan>,
-    /// Why it is that plan.
     reason: &'static str,
     tokens: u32,
-    /// The bytes of a row.
     row: usize,
     /// The grid that [`grid`] returns; of RMSNorm alone if there is no plan.
     grid: (u32, u32, u32),

@@ -6,7 +6,6 @@ use std::collections::HashMap;
 use super::rmsnorm::{MAX_CLUSTER, MAX_THREADS};
 use crate::prelude::*;
 
-/// The least of what the ranks' GPUs have.
 pub(super) struct SmallestGpu {
     pub(super) multiprocessors: u32,
     /// The most threads on a multiprocessor.

@@ -38,13 +38,11 @@ impl<'a> Launch<'a> {
         self.experts.compiled.on(self.stream)
     }
 
-    /// Enqueues the sending and receiving of tokens.
     pub(super) fn dispatch(self, tokens: Tokens) -> Result<()> {
         let _turn = self.begin("dispatch to experts")?;
         self.experts.form.dispatch(self, tokens)
     }
 
-    /// Enqueues the sending and receiving of the results `rows`.
     pub(super) fn combine(self, rows: u64, outputs: Outputs) -> Result<()> {
         let _turn = self.begin("results of experts")?;
         let ([output, residual], tokens) = (outputs, self.experts.last.get().tokens as u32);
@@ -66,13 +64,11 @@ impl<'a> Launch<'a> {
 
 /// A form: it launches its kernels, in order, with arguments that [`ExpertParallel`] has checked.
 pub(super) trait Form: Send {
-    /// Sends and receives tokens.
     fn dispatch(&self, launch: Launch<'_>, tokens: Tokens) -> Result<()>;
 
     /// Puts what was received in the order of the experts.
     fn group(&self, experts: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()>;
 
-    /// Sends and receives results.
     fn combine(&self, launch: Launch<'_>, results: Results) -> Result<()>;
 
     /// Returns the word with a bit for each rank that is absent.
@@ -83,7 +79,6 @@ pub(super) trait Form: Send {
         refuse("rows arrive in no order: `throughput` gives the form in which they do")
     }
 
-    /// Returns what `Debug` says after the number of ranks.
     fn describe(&self) -> String {
         String::new()
     }

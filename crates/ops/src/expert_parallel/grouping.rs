@@ -32,7 +32,6 @@ impl ExpertParallel {
         Ok(window::<T, _>("the memory of rows", &rows)?.0.device_slice())
     }
 
-    /// Fails unless tokens arrive in this type.
     fn require_type<T: Element>(&self) -> Result<()> {
         match self.options.f8 {
             _ if T::DATA_TYPE == self.options.row_type() => Ok(()),

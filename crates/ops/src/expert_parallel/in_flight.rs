@@ -15,14 +15,12 @@ pub(super) struct InFlight {
     sent: Halves,
     /// The capture to which the first half went, if one, so that graphs send it.
     capture: Option<u64>,
-    /// Whether the [`Sent`] or [`Returning`] was dropped.
     is_dropped: bool,
 }
 
 /// What the halves of an operation share.
 #[derive(Clone)]
 pub(super) enum Halves {
-    /// The number of tokens of a dispatch.
     Tokens(usize),
     /// The rows of results, which the second half of a combine reads too.
     Results(DeviceSlice<bf16>),
@@ -107,7 +105,6 @@ impl Returning<'_> {
 }
 
 impl ExpertParallel {
-    /// Records what has been sent.
     pub(super) fn begin_flight(&self, stream: &Stream, sent: Halves) -> Result<Flight<'_>> {
         let number = self.flights.get() + 1;
         self.flights.set(number);

@@ -90,9 +90,7 @@ pub struct ExpertParallel {
     /// The last step before a capture, until it is known whether that becomes a graph.
     before_capture: RefCell<Option<(Arc<OnceLock<bool>>, Last)>>,
     in_flight: RefCell<Option<InFlight>>,
-    /// The number of first halves so far.
     flights: Cell<u64>,
-    /// The ranks that are absent, as bits.
     absent: Cell<u64>,
     /// The fewest rows for which a `group` had room since the last check.
     least_room: Cell<usize>,
@@ -134,7 +132,6 @@ pub struct Tokens<'a> {
 }
 
 const THREADS: u32 = 256;
-/// The threads of a block where there are many rows.
 const MANY_THREADS: u32 = 512;
 /// The fewest blocks that receive, as a peer may have many tokens.
 const FEWEST_BLOCKS: u32 = 32;

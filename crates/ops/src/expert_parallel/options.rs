@@ -179,7 +179,6 @@ impl ExpertParallelOptions {
             .option("threads", or_default(threads))
     }
 
-    /// Returns the type of tokens on their way to the experts.
     pub(super) fn row_type(self) -> DataType {
         if self.f8 { F8E4M3::DATA_TYPE } else { bf16::DATA_TYPE }
     }
@@ -201,7 +200,6 @@ impl ExpertParallelOptions {
         self.rows.map_or(all, |rows| rows.min(all))
     }
 
-    /// Returns the number of experts of a rank.
     pub(super) fn local(self, ranks: usize) -> usize {
         self.experts / ranks
     }

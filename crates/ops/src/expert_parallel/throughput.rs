@@ -10,10 +10,8 @@ use crate::prelude::*;
 /// The memory of the form for high throughput; from `flags` on, that of the kernels' [`Counted`].
 pub(super) struct Throughput {
     dev_comm: DevCommResource,
-    /// Where rows arrive.
     rows: Window<u8>,
     scales: Window<f32>,
-    /// Where results arrive.
     results: Window<bf16>,
     flags: Window<u32>,
     counts: Window<u32>,

@@ -34,7 +34,6 @@ pub struct Base<F: Fusion> {
     order: Arc<StreamOrder>,
     /// The largest matrix that the ranks exchange: its rows and columns.
     pub(crate) most: [usize; 2],
-    /// The name of this rank's GPU.
     pub(crate) gpu: String,
     /// The fewest multiprocessors of any rank's GPU, so that all ranks choose the same plans.
     pub(crate) multiprocessors: u32,
@@ -53,7 +52,6 @@ pub struct Unfused {
     pub(crate) collectives: Collectives,
 }
 
-/// Plans for any number of ranks.
 pub(crate) const ANY_RANKS: (&[usize], &str) = (&[], "any ranks");
 
 /// The environment variable by which the first product of a shape is measured.
@@ -112,7 +110,6 @@ impl<F: Fusion> Base<F> {
 /// A product that was checked: the matrices have the elements, and are of the operation's context.
 #[derive(Clone)]
 pub struct Operands {
-    /// A, B and C.
     pub(crate) slices: [DeviceSlice<bf16>; 3],
     pub(crate) matrices: Matrices,
     pub(crate) extents: Extents,
@@ -182,7 +179,6 @@ pub trait Fusion: Sized {
         Ok(())
     }
 
-    /// Returns what `Debug` says.
     fn describe(&self, base: &Base<Self>) -> String {
         format!("{} ranks", base.comm.n_ranks())
     }
@@ -355,7 +351,6 @@ impl<F: Fusion> FusedGemm<F> {
         self.run(&self.operands(matrices, &Added::NOTHING, shape)?)
     }
 
-    /// Checks a product, and what is added to it.
     pub(crate) fn operands(
         &self,
         slices: [DeviceSlice<bf16>; 3],
@@ -377,7 +372,6 @@ impl<F: Fusion> FusedGemm<F> {
         if F::COLUMNS_DIFFER { extents.without_columns() } else { extents }
     }
 
-    /// Returns the plan of a shape, and why.
     pub(crate) fn decide(&self, extents: Extents) -> Explanation<F::Plan> {
         let key = Self::key(extents);
         let can = |plan| match self.fusion.strategy(plan) {
@@ -419,7 +413,6 @@ impl<F: Fusion> Debug for FusedGemm<F> {
     }
 }
 
-/// Returns what was prepared, or an error.
 pub(crate) fn prepared<T>(cell: &OnceCell<T>) -> Result<&T> {
     cell.get().map_or_else(|| refuse("the plan of the product is not prepared"), Ok)
 }

@@ -389,7 +389,6 @@ pub(crate) fn division_args(division: Division) -> DivisionArgs {
     swapped::DivisionArgs { across, down, stages, whole, sums, constant_a, constant_b }
 }
 
-/// Returns the maps of A, B and C.
 pub(crate) fn swapped_maps<T: Element, S: Shape>(
     stream: &Stream,
     Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,
@@ -402,7 +401,6 @@ pub(crate) fn swapped_maps<T: Element, S: Shape>(
     ))
 }
 
-/// Returns the maps of A and B, and C's address.
 fn unswapped_maps<T: Element, S: Shape>(
     stream: &Stream,
     Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,

@@ -30,9 +30,7 @@ impl ResidentClusters {
 /// The rounds in which the clusters of `gemm_swapped` compute a product: first whole tiles, while
 /// there are some for all blocks. The `across x down` tiles that share loads count as one here.
 pub(super) struct Rounds {
-    /// The tiles of the product.
     pub(super) tiles: f64,
-    /// The rounds of whole tiles.
     full: f64,
     /// The tiles that are left for the last rounds.
     rest: f64,

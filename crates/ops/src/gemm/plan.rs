@@ -39,7 +39,6 @@ pub struct Tiling {
 }
 
 impl Tiling {
-    /// Returns the tiling of the transposed product.
     fn transposed(self) -> Self {
         let Self { rows, columns, cluster: Cluster { splits, across, down }, slices } = self;
         let cluster = Cluster { splits, across: down, down: across };
@@ -74,7 +73,6 @@ impl GemmPlan {
     }
 }
 
-/// The most slices of a tile.
 const MOST_SLICES: u32 = 8;
 
 plan_text!(GemmPlan);
@@ -167,7 +165,6 @@ impl Candidates {
         Self { extents, room, plans }
     }
 
-    /// Returns the clocks of the first plan.
     fn fastest(&self) -> f64 {
         self.plans[0].0
     }
