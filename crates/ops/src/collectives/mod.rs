@@ -180,7 +180,7 @@ impl CollectivesOptions {
             // whatever number is asked for, there is at most one on a multiprocessor.
             let is_bounded = push_blocks.is_none() || concurrent > 1;
             let most = if is_bounded { smallest.multiprocessors } else { u32::MAX };
-            let resolved = self.push_blocks(push_blocks.unwrap_or(PUSH_BLOCKS).min(most));
+            let resolved = self.push_blocks(self.blocks().min(most));
             let workspace = || Workspace::new(comm, resolved, smallest.threads);
             let workspace = all_reach.then(workspace).transpose()?;
             // GPUs of several kinds have different tables.

@@ -77,7 +77,7 @@ impl Sent<'_> {
     /// [`Error::InvalidInput`] if they were received, or sent in another capture or outside of the
     /// one in progress; those of the launch.
     pub fn receive(&self) -> Result<()> {
-        self.0.experts.receive(self.0.number, [0; 2])
+        self.0.experts.receive(self.0.number, |_| Ok([0; 2]))
     }
 }
 
@@ -98,9 +98,7 @@ impl Returning<'_> {
         residual: Option<&DeviceSlice<bf16>>,
     ) -> Result<()> {
         let Flight { experts, number } = &self.0;
-        let rows = experts.results_in_flight(*number);
-        let outputs = experts.check_outputs(rows.as_ref(), output, residual)?;
-        experts.receive(*number, outputs)
+        experts.receive(*number, |rows| experts.check_outputs(rows, output, residual))
     }
 }
 
@@ -135,26 +133,21 @@ impl ExpertParallel {
             return Ok(());
         }
         if !is_results {
-            return self.receive(number, [0; 2]);
+            return self.receive(number, |_| Ok([0; 2]));
         }
         let elements = self.last.get().tokens.max(1) * self.options.hidden;
         // Freed when the stream is idle. At least one element: an allocation is not empty.
         let discarded = self.communicator.context().alloc::<bf16>(elements)?;
-        self.receive(number, [discarded.device_address(), 0])
+        self.receive(number, |_| Ok([discarded.device_address(), 0]))
     }
 
-    /// Returns the results that this [`Returning`] has sent, until they are received.
-    fn results_in_flight(&self, number: u64) -> Option<DeviceSlice<bf16>> {
-        match &*self.in_flight.borrow() {
-            Some(InFlight { number: own, sent: Halves::Results(rows), .. }) if *own == number => {
-                Some(rows.clone())
-            }
-            _ => None,
-        }
-    }
-
-    /// Receives tokens, or results to these outputs, on the stream on which they were sent.
-    fn receive(&self, number: u64, outputs: Outputs) -> Result<()> {
+    /// Receives tokens, or results to the outputs that `outputs` returns for their rows, on the
+    /// stream on which they were sent.
+    fn receive(
+        &self,
+        number: u64,
+        outputs: impl FnOnce(&DeviceSlice<bf16>) -> Result<Outputs>,
+    ) -> Result<()> {
         let (stream, sent) = match &*self.in_flight.borrow() {
             Some(one) if one.number == number => {
                 one.require_capture()?;
@@ -164,7 +157,7 @@ impl ExpertParallel {
         };
         let launch = Launch { experts: self, steps: Steps::RECEIVE, stream: &stream };
         match sent {
-            Halves::Results(rows) => launch.combine(rows.device_address(), outputs)?,
+            Halves::Results(rows) => launch.combine(rows.device_address(), outputs(&rows)?)?,
             Halves::Tokens(count) => {
                 // The second half reads no tokens of this rank.
                 let none = TokensArgs { input: 0, ids: 0, weights: 0, count: count as u32 };

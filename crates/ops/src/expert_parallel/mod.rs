@@ -274,7 +274,7 @@ impl ExpertParallel {
         stream: &Stream,
     ) -> Result<()> {
         let at = self.check_results(rows)?;
-        let outputs = self.check_outputs(Some(&rows.device_slice()), output, residual)?;
+        let outputs = self.check_outputs(&rows.device_slice(), output, residual)?;
         let steps = Steps::SEND | Steps::RECEIVE;
         Launch { experts: self, steps, stream }.combine(at, outputs)
     }
@@ -300,11 +300,10 @@ impl ExpertParallel {
         self.check_rows("the experts' results", &rows.device_slice(), self.last.get().grouped)
     }
 
-    /// Checks where the sums of the experts' results go, and what is added to them. `rows` are the
-    /// results, unless they were received already.
+    /// Checks where the sums of the experts' results `rows` go, and what is added to them.
     fn check_outputs(
         &self,
-        rows: Option<&DeviceSlice<bf16>>,
+        rows: &DeviceSlice<bf16>,
         output: &impl Buffer<Element = bf16>,
         residual: Option<&DeviceSlice<bf16>>,
     ) -> Result<Outputs> {
@@ -312,9 +311,7 @@ impl ExpertParallel {
         let (output, hidden) = (output.device_slice(), self.options.hidden);
         let at = self.check_rows("the output", &output, tokens)?;
         let to = ("the output", &output, tokens * hidden);
-        rows.into_iter().try_for_each(|rows| {
-            require_apart(("the experts' results", rows, grouped * hidden), to, None)
-        })?;
+        require_apart(("the experts' results", rows, grouped * hidden), to, None)?;
         let of_residual = |residual| {
             let at = self.check_rows("the residual", residual, tokens)?;
             require_apart(("the residual", residual, tokens * hidden), to, Some(0))?;
