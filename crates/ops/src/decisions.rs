@@ -80,16 +80,17 @@ impl<P: Copy + FromStr + Display> Decisions<P> {
         chosen.into_iter().filter_map(|(plan, reason)| Some(Explanation { plan: plan?, reason }))
     }
 
-    /// Sets a plan for all shapes, or none, and forgets all decisions, which depend on the plans that
-    /// were prepared when each rank asked for them.
+    /// Sets a plan for all shapes, or none, and forgets all decisions, which depend on the plans
+    /// that were prepared when each rank asked for them.
     pub(crate) fn set(&self, plan: Option<P>) {
         self.set.set(plan);
         self.decided.take();
     }
 
-    /// Makes the result of `find_fastest` the measured plan of a shape, which is `None` if it is not
-    /// valid. `find_fastest` may set plans: when it begins, none is set, or measured for the shape;
-    /// then the plan that was set before is set again. An error leaves the measured plan as it was.
+    /// Makes the result of `find_fastest` the measured plan of a shape, which is `None` if it is
+    /// not valid. `find_fastest` may set plans: when it begins, none is set, or measured for the
+    /// shape; then the plan that was set before is set again. An error leaves the measured plan as
+    /// it was.
     pub(crate) fn measure(
         &self,
         extents: Option<Extents>,

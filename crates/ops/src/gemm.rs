@@ -156,8 +156,8 @@ impl Gemm {
         Ok(plans)
     }
 
-    /// Computes products of bf16 in bf16 of this shape by this plan from now on. Errors are those of
-    /// [`plans`](Self::plans), and [`Error::InvalidInput`] for a plan that is not among these.
+    /// Computes products of bf16 in bf16 of this shape by this plan from now on. Errors are those
+    /// of [`plans`](Self::plans), and [`Error::InvalidInput`] for a plan that is not among these.
     pub fn set_plan(&self, shape: [usize; 3], plan: GemmPlan) -> Result<()> {
         refuse_if!(
             !self.plans(shape)?.contains(&plan),
@@ -166,8 +166,9 @@ impl Gemm {
         self.select(Extents::new(shape)?, plan).map(drop)
     }
 
-    /// Sets the plan as [`set_plan`](Self::set_plan) does, and keeps it in the cache folder for every
-    /// later `Gemm` of this kind of GPU, if the shape is in no table and the GPU is not simulated.
+    /// Sets the plan as [`set_plan`](Self::set_plan) does, and keeps it in the cache folder for
+    /// every later `Gemm` of this kind of GPU, if the shape is in no table and the GPU is not
+    /// simulated.
     pub fn keep_plan(&self, shape: [usize; 3], plan: GemmPlan) -> Result<()> {
         self.set_plan(shape, plan)?;
         self.tuned.lock().save(Extents::new(shape)?, plan);
@@ -177,9 +178,9 @@ impl Gemm {
     /// Times the plan of a table and those [`plans`](Self::plans) of this shape that the model
     /// expects to take at most 1.5 times as long as its fastest, and [keeps](Self::keep_plan) the
     /// fastest, or the expected one if none is faster by more than 2 %. Each is launched 17 times,
-    /// and the promising ones 48 times more, with these buffers, of which the L2 cache keeps what it
-    /// can. Plans add in different orders: the last bits of C may depend on the choice. Where the
-    /// portable plan is the only one, nothing is launched. Errors are those of
+    /// and the promising ones 48 times more, with these buffers, of which the L2 cache keeps what
+    /// it can. Plans add in different orders: the last bits of C may depend on the choice. Where
+    /// the portable plan is the only one, nothing is launched. Errors are those of
     /// [`launch`](Self::launch), and [`Error::InvalidInput`] for buffers that are not aligned to 16
     /// bytes, if aligned ones have several plans.
     pub fn measure<A, B, C>(&self, a: &A, b: &B, c: &C, shape: [usize; 3]) -> Result<GemmPlan>
@@ -273,14 +274,14 @@ impl Gemm {
         Ok(chosen)
     }
 
-    /// Returns the plans for a shape on a Hopper GPU, if rows of A and B are aligned: that of a table
-    /// or of a measurement on this machine, if there is one, and then those of the model.
+    /// Returns the plans for a shape on a Hopper GPU, if rows of A and B are aligned: that of a
+    /// table or of a measurement on this machine, if there is one, and then those of the model.
     fn expected(&self, extents: Extents, is_aligned: bool) -> Result<Vec<GemmPlan>> {
         self.modelled(extents, is_aligned, f64::INFINITY, || self.tuned.lock().plan(extents))
     }
 
-    /// Does what [`expected`](Self::expected) does, but for plans that the model expects to take more
-    /// than this many times as long as its fastest, and with the measurement `tuned`.
+    /// Does what [`expected`](Self::expected) does, but for plans that the model expects to take
+    /// more than this many times as long as its fastest, and with the measurement `tuned`.
     fn modelled(
         &self,
         extents: Extents,

@@ -1,7 +1,7 @@
-//! Calls of collectives, which are explained or enqueued, and the kernels of those that move elements
-//! of any type: all-gather, broadcast and all-to-all.
+//! Calls of collectives, which are explained or enqueued, and the kernels of those that move
+//! elements of any type: all-gather, broadcast and all-to-all.
 
-use devcomm_host::ReduceOperator;
+use devcomm_host::{ReduceOperator, Turn};
 use devcomm_kernels::collectives::exchange::{Messages, MessagesArgs};
 use devcomm_kernels::collectives::{lamport_exchange, room};
 
@@ -169,19 +169,14 @@ impl<'a, T: Element> Call<'a, T> {
         let Some(workspace) = workspace else { return nccl() };
         self.by.require_own(self.send, self.recv, stream)?;
         self.by.compare(plan, || self.terms())?;
-        let _turn = self.by.order.begin(stream)?;
-        // SAFETY: `request` has checked the buffers and chosen the plan for them; dropping a buffer
-        // waits for the stream. `_turn` orders the launches that use the workspace.
-        unsafe {
-            match self.reduction {
-                Some((_, by)) => self.launch_reduction(workspace, by, plan, stream),
-                None => self.launch_exchange(workspace, plan, stream),
-            }
+        let launch =
+            Launch { call: self, workspace, plan, stream, _turn: self.by.order.begin(stream)? };
+        match self.reduction {
+            Some((_, by_kernel)) => launch.reduce(by_kernel),
+            None => launch.exchange(),
         }
     }
-}
 
-impl<T: Element> Call<'_, T> {
     fn messages(&self) -> MessagesArgs<usize, usize, usize, u32> {
         let output_bytes = self.recv.byte_len();
         let chunk = output_bytes / self.by.communicator.n_ranks();
@@ -213,45 +208,46 @@ impl<T: Element> Call<'_, T> {
             ..self.in_one_step(workspace, message, room::LAMPORT_EXCHANGE)
         }
     }
+}
 
-    /// Launches the kernel of a plan that moves elements.
-    ///
-    /// # Safety
-    ///
-    /// The plan can do the [request](Self::request), and the buffers stay allocated until the
-    /// kernel has ended. Launches of the workspace's kernels are ordered.
-    unsafe fn launch_exchange(
-        &self,
-        Workspace { dev_comm, memory, options, .. }: &Workspace,
-        plan: CollectivePlan,
-        stream: &Stream,
-    ) -> Result<()> {
-        let messages = self.messages();
-        let mut input = self.send.map_or(0, DeviceSlice::device_address);
-        let (target, config) = (self.by.compiled.on(stream), options.config(plan));
+/// A call in its turn, whose [request](Call::request) the plan can do: its kernel may be launched.
+/// Dropping a buffer waits for the stream.
+pub(super) struct Launch<'a, T> {
+    pub(super) call: &'a Call<'a, T>,
+    pub(super) workspace: &'a Workspace,
+    pub(super) plan: CollectivePlan,
+    pub(super) stream: &'a Stream,
+    _turn: Turn<'a>,
+}
+
+impl<T: Element> Launch<'_, T> {
+    fn exchange(self) -> Result<()> {
+        let Self { call: &Call { by, send, recv, .. }, workspace, plan, stream, .. } = self;
+        let Workspace { dev_comm, memory, options, .. } = workspace;
+        let messages = self.call.messages();
+        let mut input = send.map_or(0, DeviceSlice::device_address);
+        let (target, config) = (by.compiled.on(stream), options.config(plan));
         if plan.algorithm == Algorithm::Lamport {
-            let output = self.recv.device_address();
+            let output = recv.device_address();
             let args = (dev_comm, memory.args(), input, output, messages);
             // Ranks may take different types: a slot has the same bytes with each of them.
             use lamport_exchange::{LongVector, Vector};
             let slots = lamport_exchange::slots(messages.bytes) as u32;
             let is_long = lamport_exchange::is_long(slots, plan.blocks * plan.threads);
             let zeros = (input | output | messages.bytes as u64).trailing_zeros();
-            // SAFETY: the caller keeps the buffers allocated and orders the launches;
-            // `Workspace::new` allocates what the kernel needs.
+            // SAFETY: a `Launch` has its turn and buffers; `Workspace::new` allocates the rest.
             return with_type!((zeros, is_long), Unit => unsafe {
                 kernels::lamport_exchange::<Unit>::launch(args, config, &target)
             }; { (4.., true) => LongVector, (4.., false) => Vector, (2.., _) => u32, _ => u8 });
         }
-        let (output, first) = window::<u8, T>("the buffer to receive in", self.recv)?;
+        let (output, first) = window::<u8, T>("the buffer to receive in", recv)?;
         // Only the root of a broadcast gets here with such an input, and sends its output instead.
-        if let Some(send) = self.send.filter(|_| !input.is_multiple_of(16)) {
-            stream.copy(send, self.recv)?;
-            input = self.recv.device_address();
+        if let Some(send) = send.filter(|_| !input.is_multiple_of(16)) {
+            stream.copy(send, recv)?;
+            input = recv.device_address();
         }
         let kernel = kernels::push_exchange::args(dev_comm, input, &output, first, messages);
-        // SAFETY: the caller keeps the buffers allocated and orders the launches; `request` has
-        // checked that messages are aligned, or the copy is.
+        // SAFETY: a `Launch` has its turn and buffers: messages are aligned, or the copy is.
         unsafe { kernel.config(config).launch(&target) }
     }
 }

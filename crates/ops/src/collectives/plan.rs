@@ -166,8 +166,8 @@ impl Request {
         }
     }
 
-    /// Returns this plan with a grid for the request, if it does what is asked for: as many threads,
-    /// in blocks of another size if need be, up to the most that the request allows.
+    /// Returns this plan with a grid for the request, if it does what is asked for: as many
+    /// threads, in blocks of another size if need be, up to the most that the request allows.
     pub(super) fn adapt(&self, plan: CollectivePlan) -> Option<CollectivePlan> {
         let mut adapted = plan;
         match plan.algorithm {
@@ -191,7 +191,8 @@ impl Request {
         self.can(adapted).then_some(adapted)
     }
 
-    /// Returns the plans that do what is asked for: the measured one, that of the model, and others.
+    /// Returns the plans that do what is asked for: the measured one, that of the model, and
+    /// others.
     pub(super) fn candidates(&self, measured: Option<CollectivePlan>) -> Vec<CollectivePlan> {
         let mut plans: Vec<_> = measured.into_iter().chain([self.model().plan]).collect();
         if let Some(slots) = self.slots {

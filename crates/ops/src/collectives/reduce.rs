@@ -7,7 +7,7 @@ use devcomm_kernels::collectives::lamport_allreduce::ROWS;
 use devcomm_kernels::collectives::reduction::{Reduction, ReductionArgs};
 use devcomm_kernels::collectives::{lamport_exchange, room};
 
-use super::call::Call;
+use super::call::{Call, Launch};
 use super::{Algorithm, CollectivePlan, Collectives, Request, UNREDUCED, Workspace};
 use crate::CollectiveKind::{AllReduce, ReduceScatter};
 use crate::prelude::*;
@@ -118,33 +118,23 @@ impl<T: Element> Call<'_, T> {
             ..short
         }
     }
+}
 
-    /// Launches the kernel of a plan that reduces elements.
-    ///
-    /// # Safety
-    ///
-    /// The plan can do the [request](Self::request), and the buffers stay allocated until the
-    /// kernel has ended. Launches of the workspace's kernels are ordered.
-    pub(super) unsafe fn launch_reduction(
-        &self,
-        workspace: &Workspace,
-        by_kernel: Option<KernelReduction>,
-        plan: CollectivePlan,
-        stream: &Stream,
-    ) -> Result<()> {
+impl<T: Element> Launch<'_, T> {
+    pub(super) fn reduce(self, by_kernel: Option<KernelReduction>) -> Result<()> {
+        let Self { call: &Call { by, kind, send, recv, .. }, workspace, plan, stream, .. } = self;
         let Workspace { dev_comm, options, inbox, memory, .. } = workspace;
-        let (Some(send), Some(by_kernel)) = (self.send, by_kernel) else {
+        let (Some(send), Some(by_kernel)) = (send, by_kernel) else {
             return refuse(UNREDUCED);
         };
-        let (recv, ranks) = (self.recv, self.by.communicator.n_ranks());
+        let ranks = by.communicator.n_ranks();
         let (input, output, count) = (send.device_address(), recv.device_address(), recv.len());
-        let (target, config) = (self.by.compiled.on(stream), options.config(plan));
+        let (target, config) = (by.compiled.on(stream), options.config(plan));
         let reduction = match by_kernel {
             KernelReduction::Floats(reduction) => reduction,
             KernelReduction::Any { operator, divisor } => {
                 let args = (dev_comm, memory.args(), input, output, count, operator, divisor);
-                // SAFETY: the caller keeps the buffers allocated and orders the launches;
-                // `Workspace::new` allocates what the kernel needs.
+                // SAFETY: a `Launch` has its turn and buffers; `Workspace::new` allocates the rest.
                 return with_element!(
                     T::DATA_TYPE, Other in i8, u8, i32, u32, i64, u64, f64, F8E4M3, F8E5M2
                     => unsafe {
@@ -154,11 +144,10 @@ impl<T: Element> Call<'_, T> {
             }
         };
         let short = (dev_comm, memory.args(), input, output, count, reduction);
-        // SAFETY: the caller keeps the buffers allocated and orders the launches. `request` has
-        // checked that they have the elements, are aligned for the plan, and begin their windows
-        // where no index is passed. `Workspace::new` allocates what the kernels need.
+        // SAFETY: a `Launch` has its turn and fitting buffers: they have the elements, are aligned,
+        // and begin their windows where no index is passed. `Workspace::new` allocates the rest.
         with_element!(T::DATA_TYPE, Float in f32, f16, bf16 => unsafe {
-            match (self.kind, plan.algorithm, ranks) {
+            match (kind, plan.algorithm, ranks) {
                 (ReduceScatter, Algorithm::Lamport, _) => {
                     kernels::lamport_reduce_scatter::<Float>::launch(short, config, &target)
                 }

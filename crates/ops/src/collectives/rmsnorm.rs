@@ -39,8 +39,8 @@ struct Rows {
 type Buffers<T> = [DeviceSlice<T>; 4];
 
 impl Collectives {
-    /// Returns the most blocks of `lamport_rmsnorm`: this object's share of every rank's GPU, or all
-    /// that are resident, as a block may wait for any block of another rank.
+    /// Returns the most blocks of `lamport_rmsnorm`: this object's share of every rank's GPU, or
+    /// all that are resident, as a block may wait for any block of another rank.
     fn most_blocks(&self, data_type: DataType, cluster: u32, threads: u32) -> u32 {
         if self.workspace.as_ref().is_none_or(|own| own.options.concurrent == 1) {
             return cluster * self.smallest.clusters(data_type, cluster, threads);
@@ -169,8 +169,8 @@ impl Collectives {
         Ok(Rows { plan, reason: SHORT, tokens, row, grid })
     }
 
-    /// Enqueues the operation, quantised or not. Where RMSNorm follows an all-reduce, the output gets
-    /// its sums first.
+    /// Enqueues the operation, quantised or not. Where RMSNorm follows an all-reduce, the output
+    /// gets its sums first.
     fn rmsnorm<T: Element>(
         &self,
         buffers: &Buffers<T>,

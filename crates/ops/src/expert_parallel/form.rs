@@ -49,8 +49,8 @@ impl<'a> Launch<'a> {
         self.experts.form.combine(self, ResultsArgs { rows, tokens, output, residual })
     }
 
-    /// Orders the launch after the others, once the stream is checked and, if no rank is absent, the
-    /// operation compared with those of the other ranks.
+    /// Orders the launch after the others, once the stream is checked and, if no rank is absent,
+    /// the operation compared with those of the other ranks.
     fn begin(&self, operation: &str) -> Result<Turn<'a>> {
         let Self { experts, steps, stream } = *self;
         experts.require_stream(stream)?;

@@ -69,10 +69,10 @@ impl ExpertParallel {
 
     /// Does what [`group`](Self::group) does, for tokens that arrive as 8-bit floats
     /// ([`f8`](super::ExpertParallelOptions::f8)). `scales` gets their scales as
-    /// [`Product::block_scales`](crate::Product::block_scales) takes them: a row-major matrix with a
-    /// row for each 128 elements, and a column for each row that `rows` holds, up to
-    /// [`most_rows`](Self::most_rows). Errors are those of [`group`](Self::group), but for tokens of
-    /// bf16, and for scales that are too few or overlap the rows.
+    /// [`Product::block_scales`](crate::Product::block_scales) takes them: a row-major matrix with
+    /// a row for each 128 elements, and a column for each row that `rows` holds, up to
+    /// [`most_rows`](Self::most_rows). Errors are those of [`group`](Self::group), but for tokens
+    /// of bf16, and for scales that are too few or overlap the rows.
     pub fn group_f8(
         &self,
         rows: &impl Buffer<Element = F8E4M3>,

@@ -1,5 +1,5 @@
-//! The form for several LSA teams. A rank's *rail* has the ranks with its number in the other teams;
-//! only they exchange over the network.
+//! The form for several LSA teams. A rank's *rail* has the ranks with its number in the other
+//! teams; only they exchange over the network.
 
 use devcomm_host::{GinConnectionType, Signals};
 use devcomm_kernels::expert_parallel::ep_layout::RETURN_WORDS;

@@ -62,8 +62,8 @@ impl Drop for Flight<'_> {
 }
 
 /// Tokens on their way, which [`ExpertParallel::start_dispatch`] has sent. If it is dropped before
-/// they are received, the next operation of the [`ExpertParallel`] receives them first. If they were
-/// sent in a capture, they are received in the same one.
+/// they are received, the next operation of the [`ExpertParallel`] receives them first. If they
+/// were sent in a capture, they are received in the same one.
 #[derive(Debug)]
 #[must_use = "tokens that are not received keep the next step from beginning"]
 pub struct Sent<'a>(pub(super) Flight<'a>);
@@ -90,8 +90,8 @@ pub struct Returning<'a>(pub(super) Flight<'a>);
 
 impl Returning<'_> {
     /// Adds up the results, as [`ExpertParallel::combine`] does, on the stream on which they were
-    /// sent. After an error, such as for an output that is too short, it can be called again. Errors
-    /// are those of [`Sent::receive`] and of [`ExpertParallel::combine`].
+    /// sent. After an error, such as for an output that is too short, it can be called again.
+    /// Errors are those of [`Sent::receive`] and of [`ExpertParallel::combine`].
     pub fn receive(
         &self,
         output: &impl Buffer<Element = bf16>,

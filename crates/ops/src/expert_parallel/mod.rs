@@ -259,8 +259,8 @@ impl ExpertParallel {
     /// Returns the experts' results to the tokens: `output` gets for each token of the last
     /// dispatch the sum of the rows of its experts times their weights, plus its row of `residual`,
     /// in f32, with one rounding for each rank, one for each of several LSA teams, and one at the
-    /// end. `rows` are the results, where [`group`](Self::group) has put the rows. `output` overlaps
-    /// no other buffer, except that it may begin where the residual does.
+    /// end. `rows` are the results, where [`group`](Self::group) has put the rows. `output`
+    /// overlaps no other buffer, except that it may begin where the residual does.
     ///
     /// # Errors
     ///
@@ -413,8 +413,8 @@ impl ExpertParallel {
         self.communicator.context().limits().multiprocessors
     }
 
-    /// Returns the shape of a launch whose warps send `parts` parts: with a block for each part, but
-    /// at most one for each multiprocessor, so that all run at the same time.
+    /// Returns the shape of a launch whose warps send `parts` parts: with a block for each part,
+    /// but at most one for each multiprocessor, so that all run at the same time.
     fn config(&self, parts: u32, threads: u32) -> LaunchConfig {
         let multiprocessors = self.multiprocessors();
         let blocks = self.options.blocks.unwrap_or_else(|| parts.max(FEWEST_BLOCKS));

@@ -76,8 +76,8 @@ impl ExpertParallelOptions {
     }
 
     /// Sets the most blocks of a kernel; those that send and receive are also at most the GPU's
-    /// multiprocessors. Default: the number that there is work for; in several LSA teams, where each
-    /// block sends messages of its own, at most 32.
+    /// multiprocessors. Default: the number that there is work for; in several LSA teams, where
+    /// each block sends messages of its own, at most 32.
     pub const fn blocks(self, blocks: u32) -> Self {
         Self { blocks: Some(blocks), ..self }
     }
@@ -143,8 +143,8 @@ impl ExpertParallelOptions {
         }
     }
 
-    /// Returns what it allocates for `ranks` ranks in `teams` LSA teams, at least two, on GPUs with a
-    /// multiprocessor for each block. Errors are those of [`memory`](Self::memory).
+    /// Returns what it allocates for `ranks` ranks in `teams` LSA teams, at least two, on GPUs with
+    /// a multiprocessor for each block. Errors are those of [`memory`](Self::memory).
     pub fn memory_in_teams(self, ranks: usize, teams: usize) -> Result<ExpertParallelMemory> {
         refuse_if!(teams < 2 || !ranks.is_multiple_of(teams), "{ranks} ranks in {teams} LSA teams");
         let shape = self.shape(ranks, teams)?;

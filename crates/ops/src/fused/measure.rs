@@ -75,8 +75,8 @@ impl<F: Fusion> FusedGemm<F> {
         })
     }
 
-    /// Returns the fastest of these plans, the same in all ranks, among those that all ranks can do.
-    /// An error leaves the product's plan as it was. *Collective*.
+    /// Returns the fastest of these plans, the same in all ranks, among those that all ranks can
+    /// do. An error leaves the product's plan as it was. *Collective*.
     fn time(&self, operands: &Operands, plans: &[F::Plan], expected: F::Plan) -> Result<F::Plan> {
         let (comm, extents) = (&self.base.comm, operands.extents);
         let gemm = self.base.unfused.get().map(|unfused| &unfused.gemm);

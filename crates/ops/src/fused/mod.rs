@@ -428,8 +428,8 @@ pub(crate) struct ExchangeKernels {
 }
 
 impl ExchangeKernels {
-    /// Allocates the memory of messages with this capacity, which is `None` for too large a product.
-    /// If `has_barriers`, each block has an LSA barrier. *Collective*.
+    /// Allocates the memory of messages with this capacity, which is `None` for too large a
+    /// product. If `has_barriers`, each block has an LSA barrier. *Collective*.
     pub(crate) fn new<F: Fusion>(
         Base { comm, most: [m, n], .. }: &Base<F>,
         (compiled, resident): (Kernels, Vec<[u32; 2]>),

@@ -18,9 +18,9 @@ use crate::prelude::*;
 /// replayed with other ones. A group's rows begin anywhere; rows that are in no group are not
 /// written, and groups without rows take no time.
 ///
-/// Products are by `wgmma` and TMA, or by `mma.sync`, under the conditions of [`Gemm`](super::Gemm).
-/// With `wgmma`, launches are dependent, and tiles have 256 x 256 elements: groups of a few rows
-/// take the time in which their B is read from memory.
+/// Products are by `wgmma` and TMA, or by `mma.sync`, under the conditions of
+/// [`Gemm`](super::Gemm). With `wgmma`, launches are dependent, and tiles have 256 x 256 elements:
+/// groups of a few rows take the time in which their B is read from memory.
 ///
 /// ```no_run
 /// use devcomm::{Activation, Buffer, ExpertParallel, GroupedGemm, Result, Stream};

@@ -97,7 +97,8 @@ pub(super) struct Tiled {
 type LaunchTiled = unsafe fn(&Gemm, Matrices, &Tiled) -> Result<()>;
 
 impl Gemm {
-    /// Prepares a plan, unless it is the portable one, or the GPU has no room or the type no kernel.
+    /// Prepares a plan, unless it is the portable one, or the GPU has no room or the type no
+    /// kernel.
     pub(super) fn prepare_plan<T: GemmElement, O: GemmOutput<T>>(
         &self,
         plan: GemmPlan,
@@ -178,7 +179,8 @@ impl Gemm {
         }
     }
 
-    /// Returns the argument of a product of this number of slices, on Hopper, where there is memory.
+    /// Returns the argument of a product of this number of slices, on Hopper, where there is
+    /// memory.
     fn slices_args(&self, count: u32) -> SlicesArgs {
         let (sums, arrived) = self
             .slices
@@ -249,8 +251,8 @@ pub(crate) fn resident<S: Shape, K: Kernel>(
     Ok([compiled.resident_clusters::<K>(blocks, S::THREADS, shared)?, shared])
 }
 
-/// Returns the maps of A, B and C for tiles of `gemm_wgmma`, and 0; or, if C's rows are not aligned,
-/// any map in place of C's, and its address.
+/// Returns the maps of A, B and C for tiles of `gemm_wgmma`, and 0; or, if C's rows are not
+/// aligned, any map in place of C's, and its address.
 pub(crate) fn wide_maps<T: GemmElement, O: GemmOutput<T>>(
     stream: &Stream,
     Matrices { a, b, c, shape: [m, n, k], groups, transposed, .. }: Matrices,

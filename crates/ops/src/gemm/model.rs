@@ -52,8 +52,8 @@ impl Rounds {
     }
 }
 
-/// Returns the clocks in which the blocks of a plan of few rows exchange sums with the peers. Fitted
-/// to all plans of 122 shapes on two H100.
+/// Returns the clocks in which the blocks of a plan of few rows exchange sums with the peers.
+/// Fitted to all plans of 122 shapes on two H100.
 pub(super) fn exchange(plan: GemmPlan, shape: [u32; 3], room: ResidentClusters) -> f64 {
     /// The cost of an element of C.
     const ELEMENT: f64 = 0.3;

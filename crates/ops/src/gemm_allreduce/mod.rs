@@ -219,8 +219,8 @@ struct FewRows {
 }
 
 impl FewRows {
-    /// Returns whether the tiles of a fused plan cost little time, compared with those of `Gemm` and
-    /// with an all-reduce of C that sends `bytes` from each GPU; and whether the blocks compute
+    /// Returns whether the tiles of a fused plan cost little time, compared with those of `Gemm`
+    /// and with an all-reduce of C that sends `bytes` from each GPU; and whether the blocks compute
     /// parts of sums in at most two rounds. Three and five rounds took 1.02 to 1.13 times as long
     /// as `unfused` on two H200.
     fn is_good(&self, plan: GemmAllReducePlan, bytes: f64) -> bool {
