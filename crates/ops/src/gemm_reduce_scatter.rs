@@ -156,7 +156,7 @@ impl Strategy<Self> for ReduceScatter {
     fn prepare(&self, base: &Base<Self>, plan: Plan) -> Result<()> {
         let ranks = base.comm.n_ranks();
         let load = || {
-            let compiled = Kernels::load(base.context(), &KERNELS.only(&[Wide2::FILE]))?;
+            let compiled = Kernels::load(base.comm.context(), &KERNELS.only(&[Wide2::FILE]))?;
             let blocks = with_type!(ranks, Wide => {
                 compiled.resident_blocks::<Wide>(THREADS, SHARED)?
             }; { 2 => Wide2, 4 => Wide4, _ => Wide8 });

@@ -138,9 +138,8 @@ impl Collectives {
             "RMSNorm of {data_type:?}"
         );
         // Kernels number the vectors of 16 bytes by 32 bits.
-        let vectors = u32::try_from(count * data_type.size() / 16);
         refuse_if!(
-            vectors.is_err(),
+            u32::try_from(count * data_type.size() / 16).is_err(),
             "RMSNorm of {count} elements: 2^32 vectors of 16 bytes or more"
         );
         let tokens = (count / hidden) as u32;

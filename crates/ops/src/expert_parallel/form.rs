@@ -53,7 +53,7 @@ impl<'a> Launch<'a> {
     /// the operation compared with those of the other ranks.
     fn begin(&self, operation: &str) -> Result<Turn<'a>> {
         let Self { experts, steps, stream } = *self;
-        experts.require_stream(stream)?;
+        require_context("the stream", stream.context(), experts.communicator.context())?;
         if experts.absent.get() == 0 {
             let terms = || format!("{operation}, steps {steps}");
             experts.communicator.compare_kernel(&experts.order, terms)?;

@@ -397,12 +397,8 @@ impl ExpertParallel {
 
     /// Orders a launch after the others.
     fn begin(&self, stream: &Stream) -> Result<Turn<'_>> {
-        self.require_stream(stream)?;
+        require_context("the stream", stream.context(), self.communicator.context())?;
         self.order.begin(stream)
-    }
-
-    fn require_stream(&self, stream: &Stream) -> Result<()> {
-        require_context("the stream", stream.context(), self.communicator.context())
     }
 
     fn check_rows<T>(&self, name: &str, slice: &DeviceSlice<T>, rows: usize) -> Result<u64> {

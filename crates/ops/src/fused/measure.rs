@@ -36,7 +36,7 @@ impl<F: Fusion> FusedGemm<F> {
     pub(super) fn measure_first(&self, operands: &Operands) -> Result<()> {
         let (base, key) = (&self.base, Self::key(operands.extents));
         let is_known = base.decisions.chosen(key).next().is_some();
-        if is_known || base.context().refuse_capturing("a plan is measured").is_err() {
+        if is_known || base.comm.context().refuse_capturing("a plan is measured").is_err() {
             return Ok(());
         }
         let (call, shape) = ("the first product of a shape", operands.extents.lengths());
@@ -52,7 +52,7 @@ impl<F: Fusion> FusedGemm<F> {
     ) -> Result<F::Plan> {
         let base = &self.base;
         let own = operands.and_then(|operands| {
-            base.context().refuse_capturing("the plans of a product are measured")?;
+            base.comm.context().refuse_capturing("the plans of a product are measured")?;
             let key = Self::key(operands.extents);
             let expected = self.fusion.choose(base, key).plan;
             let plans = self.fusion.timed(base, key, expected);
@@ -80,16 +80,15 @@ impl<F: Fusion> FusedGemm<F> {
     fn time(&self, operands: &Operands, plans: &[F::Plan], expected: F::Plan) -> Result<F::Plan> {
         let (comm, extents) = (&self.base.comm, operands.extents);
         let gemm = self.base.unfused.get().map(|unfused| &unfused.gemm);
-        let own = || match gemm {
-            Some(gemm) if operands.matrices.are_aligned() => {
-                Ok((gemm.plan_of(extents)?, gemm.likely(extents)?))
-            }
-            // The portable kernel multiplies these, whatever the plan.
-            Some(gemm) => Ok((gemm.plan_of(extents)?, Vec::new())),
-            None => Ok((GemmPlan::Portable, Vec::new())),
+        let is_aligned = operands.matrices.are_aligned();
+        let own = || {
+            let before = gemm.map_or(Ok(GemmPlan::Portable), |gemm| gemm.plan_of(extents))?;
+            // The portable kernel multiplies what is not aligned, whatever the plan.
+            let aligned = gemm.filter(|_| is_aligned);
+            let likely = aligned.map_or(Ok(Vec::new()), |gemm| gemm.likely(extents))?;
+            Ok(((before, likely.clone()), hash(likely)))
         };
-        let own = own().map(|(before, likely)| ((before, likely.clone()), hash(likely)));
-        let ((before, likely), all) = comm.collective("measure: the products").agree(own)?;
+        let ((before, likely), all) = comm.collective("measure: the products").agree(own())?;
         let are_same = all.iter().all(|hash| *hash == all[0]);
         let products = if are_same && !likely.is_empty() { likely } else { vec![before] };
         let select = |(plan, product)| {
@@ -97,10 +96,7 @@ impl<F: Fusion> FusedGemm<F> {
             gemm.map_or(Ok(true), |gemm| gemm.select(extents, product))
         };
         // A plan's workspace may be too small: then the decision is another plan than that set.
-        let can = |plan| {
-            let is_aligned = plan == F::UNFUSED || operands.matrices.are_aligned();
-            is_aligned && self.decide(extents).plan == plan
-        };
+        let can = |plan| (plan == F::UNFUSED || is_aligned) && self.decide(extents).plan == plan;
         let products_of = |plan| if plan == F::UNFUSED { &products[..] } else { &products[..1] };
         let pairs = plans
             .iter()

@@ -64,10 +64,6 @@ thread_local! {
 }
 
 impl<F: Fusion> Base<F> {
-    pub(crate) fn context(&self) -> &Context {
-        self.comm.context()
-    }
-
     /// Prepares the kernels of a plan and their memory, the first time. A fused plan is for ranks
     /// that reach each other, one of the numbers `ranks`, which `which` describes, or any if there
     /// are none. `load` returns the kernels with numbers, such as what is resident; `allocate` gets
@@ -361,7 +357,8 @@ impl<F: Fusion> FusedGemm<F> {
         let [rows_of_a, rows_of_c] = self.fusion.rows(&self.base, extents)?;
         F::require_c(&self.base, c, [rows_of_c, n])?;
         let rows = [rows_of_a, n, rows_of_c];
-        let matrices = Matrices::checked(self.base.context(), extents, (a, b, c), rows, added)?;
+        let matrices =
+            Matrices::checked(self.base.comm.context(), extents, (a, b, c), rows, added)?;
         let Added { bias, activation, residual } = added;
         let has_epilogue = bias.is_some() || activation.is_some() || residual.is_some();
         Ok(Operands { slices, matrices, extents, has_epilogue })

@@ -73,10 +73,9 @@ impl FusedGemm<AllReduce> {
     /// Prepares products of up to `m x n` elements, launched on `stream`; [`GemmOptions`]
     /// select other kernels. *Collective*, with the same `m` and `n` on every rank.
     ///
-    /// The workspace takes up to `2 * m * n` bytes on each GPU, rounded up to whole tiles. On
-    /// Hopper GPUs it takes up to `4 * m * n` bytes instead, plus the workspace of
-    /// [`Collectives`](crate::Collectives), and on two GPUs another `8 * min(m, 256) * n` bytes for
-    /// products of few rows.
+    /// It allocates the workspaces of the plans that products have by default, whose sizes
+    /// [`GemmAllReducePlan`] says: up to `2 * m * n` bytes, but on Hopper GPUs up to `4 * m * n`
+    /// and more for few rows.
     ///
     /// # Errors
     ///

@@ -53,13 +53,13 @@ impl Strategy<AllReduce> for Swapped {
         let (ranks, [m, n]) = (base.comm.n_ranks(), base.most);
         let load = || {
             let set = KERNELS.only(&[kernels::gemm_allreduce_swapped::<shapes::M8N64, 2>::FILE]);
-            let compiled = Kernels::load(base.context(), &set)?;
+            let compiled = Kernels::load(base.comm.context(), &set)?;
             // For clusters of 1, 2, 4 and 8 blocks, what all tiles have.
             let of_tiles = |blocks| {
                 KERNELS_BY_TILE.iter().filter(|kernel| kernel.is_for(ranks)).try_fold(
                     [u32::MAX; 2],
                     |[clusters, shared], kernel| {
-                        let [a, b] = (kernel.resident)(&compiled, base.context(), blocks)?;
+                        let [a, b] = (kernel.resident)(&compiled, base.comm.context(), blocks)?;
                         Ok([clusters.min(a), shared.min(b)])
                     },
                 )

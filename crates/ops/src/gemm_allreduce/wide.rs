@@ -52,7 +52,7 @@ impl Strategy<AllReduce> for Wide {
     fn prepare(&self, base: &Base<AllReduce>, plan: Plan) -> Result<()> {
         let (ranks, is_f8) = (base.comm.n_ranks(), self.wire == Wire::E4m3);
         let load = || {
-            let compiled = Kernels::load(base.context(), &KERNELS.only(&[OneShot::FILE]))?;
+            let compiled = Kernels::load(base.comm.context(), &KERNELS.only(&[OneShot::FILE]))?;
             let blocks = match ranks {
                 2 if is_f8 => compiled.resident_blocks::<OneShotF8>(THREADS, SHARED)?,
                 2 => compiled.resident_blocks::<OneShot>(THREADS, SHARED)?,
