@@ -26,10 +26,10 @@ use crate::prelude::*;
 ///
 /// As with a [`Communicator`], every rank calls the same operations in the same order, with buffers
 /// of the same lengths and types. A buffer is at the same offset of the same window on all ranks,
-/// or in a window on none; it begins at a multiple of 16 bytes on all ranks or on none.
-/// Elements that are moved keep their bits, and [`ReduceOp`] says how NaNs
-/// and zeros are reduced. Only work on the operation's stream may access its buffers until the
-/// operation has ended. Launches are dependent ones. The [crate](crate#example) has an example.
+/// or in a window on none; it begins at a multiple of 16 bytes on all ranks or on none. Elements
+/// that are moved keep their bits, and [`ReduceOp`] says how NaNs and zeros are reduced. Only work
+/// on the operation's stream may access its buffers until the operation has ended. Launches are
+/// dependent ones. The [crate](crate#example) has an example.
 ///
 /// Operations may be on several streams, captured or not: each follows the one before, and so does
 /// the launch of a [graph](devcomm_host::Graph) with operations. A graph of another library is

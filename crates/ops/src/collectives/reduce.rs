@@ -134,11 +134,12 @@ impl<T: Element> Launch<'_, T> {
             KernelReduction::Floats(reduction) => reduction,
             KernelReduction::Any { operator, divisor } => {
                 let args = (dev_comm, memory.args(), input, output, count, operator, divisor);
-                // SAFETY: a `Launch` has its turn and buffers; `Workspace::new` allocates the rest.
                 return with_element!(
-                    T::DATA_TYPE, Other in i8, u8, i32, u32, i64, u64, f64, F8E4M3, F8E5M2
-                    => unsafe {
-                        kernels::lamport_allreduce_any::<Other>::launch(args, config, &target)
+                    T::DATA_TYPE, Other in i8, u8, i32, u32, i64, u64, f64, F8E4M3, F8E5M2 => {
+                        type Kernel = kernels::lamport_allreduce_any<Other>;
+                        // SAFETY: a `Launch` has its turn and buffers; `Workspace::new` allocates
+                        // what the kernel needs beside them.
+                        unsafe { Kernel::launch(args, config, &target) }
                     }
                 );
             }

@@ -262,11 +262,8 @@ impl<F: Fusion> FusedGemm<F> {
         Ok(())
     }
 
-    /// Returns how a product of `[m, n, k]` would be done, and why.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`] for a shape that no product has.
+    /// Returns how a product of `[m, n, k]` would be done, and why; an [`Error::InvalidInput`] for
+    /// a shape that no product has.
     pub fn explain(&self, shape: [usize; 3]) -> Result<Explanation<F::Plan>> {
         Ok(self.decide(F::extents(shape)?))
     }
