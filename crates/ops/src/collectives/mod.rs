@@ -48,20 +48,25 @@ pub struct Collectives {
     order: Arc<StreamOrder>,
     table: Table,
     plan: Cell<Option<CollectivePlan>>,
-    /// Whether a call answers how it would be done, and launches nothing.
-    asks: Cell<bool>,
+    question: Question,
+}
+
+/// Whether a call answers how it would be done, and launches nothing; and the answer.
+#[derive(Default)]
+struct Question {
+    is_asked: Cell<bool>,
     answer: Cell<Option<Answer>>,
 }
 
 /// How a call is done, and the plans that can do it.
 type Answer = (Explanation, Vec<CollectivePlan>);
 
-/// A question to collectives, which ends when it is dropped, also if the call panics.
-struct Asking<'a>(&'a Cell<bool>);
+/// Ends a question when it is dropped, also if the call panics.
+struct Asking<'a>(&'a Question);
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
-        self.0.set(false);
+        self.0.is_asked.set(false);
     }
 }
 
@@ -185,8 +190,8 @@ impl CollectivesOptions {
             let workspace = all_reach.then(workspace).transpose()?;
             // GPUs of several kinds have different tables.
             let is_one_kind = gpus.iter().all(|[name, ..]| *name == gpus[0][0]);
-            let has_default_plans = lamport_bytes.is_none() && push_blocks.is_none();
-            let is_measured = has_default_plans && all_reach && is_one_kind;
+            let has_defaults = (lamport_bytes, push_blocks) == (None, None);
+            let is_measured = has_defaults && all_reach && is_one_kind;
             let table = is_measured.then(|| Table::of(&name, comm.n_ranks()));
             let new_order = || StreamOrder::concurrent(comm.context(), concurrent).map(Arc::new);
             Ok(Collectives {
@@ -198,8 +203,7 @@ impl CollectivesOptions {
                 order: order.map_or_else(new_order, Ok)?,
                 table: table.unwrap_or_default(),
                 plan: Cell::default(),
-                asks: Cell::new(false),
-                answer: Cell::default(),
+                question: Question::default(),
             })
         })
     }
@@ -347,19 +351,21 @@ impl Collectives {
     }
 
     fn ask(&self, call: impl FnOnce() -> Result<()>) -> Result<Answer> {
-        self.answer.take();
-        self.asks.set(true);
-        let _asking = Asking(&self.asks);
+        let Question { is_asked, answer } = &self.question;
+        answer.take();
+        is_asked.set(true);
+        let _asking = Asking(&self.question);
         call()?;
-        self.answer.take().map_or_else(|| refuse("no operation was called to explain it"), Ok)
+        answer.take().map_or_else(|| refuse("no operation was called to explain it"), Ok)
     }
 
     /// Returns whether an operation is called to explain it; then it gives its answer.
     fn answers(&self, answer: impl FnOnce() -> Result<Answer>) -> Result<bool> {
-        if self.asks.get() {
-            self.answer.set(Some(answer()?));
+        let is_asked = self.question.is_asked.get();
+        if is_asked {
+            self.question.answer.set(Some(answer()?));
         }
-        Ok(self.asks.get())
+        Ok(is_asked)
     }
 
     /// Uses this plan for every operation that it fits, with the blocks that its size needs; `None`
