@@ -1,8 +1,7 @@
 //! Tests of all-reduces by loads from the peers: `Algorithm::Pull`.
 
 use devcomm::{
-    Algorithm, Buffer, Collective, CollectivePlan, Collectives, CollectivesOptions, Rank, ReduceOp,
-    Result,
+    Algorithm, Buffer, CollectivePlan, Collectives, CollectivesOptions, Rank, ReduceOp, Result,
 };
 use devcomm_testing::machines::on_gpus;
 use half::{bf16, f16};
@@ -73,9 +72,10 @@ fn graphs_of_sums_by_every_algorithm_are_replayed() {
             plans.iter().enumerate().try_for_each(|(step, plan)| {
                 collectives.set_plan(Some(*plan));
                 let [from, to] = if step % 2 == 0 { [&a, &b] } else { [&b, &a] };
-                let how = collectives.explain(&Collective::all_reduce(from, to, ReduceOp::Sum))?;
+                let call = || collectives.all_reduce(from, to, ReduceOp::Sum, &stream);
+                let how = collectives.explain(call)?;
                 assert_eq!(how.plan.algorithm, plan.algorithm, "{how}");
-                collectives.all_reduce(from, to, ReduceOp::Sum, &stream)
+                call()
             })
         })?;
         for replay in 1..4 {
@@ -100,7 +100,7 @@ fn only_sums_at_the_start_of_windows_are_loaded() {
         let (first, second) = (window.slice(..32)?, window.slice(32..)?);
         let other = comm.window::<f32>(32)?.device_slice();
         let plain = comm.mem_alloc::<f32>(32)?.device_slice();
-        let is_loaded = |call: &Collective<'_>| {
+        let is_loaded = |call: &dyn Fn() -> Result<()>| {
             let plans = collectives.plans(call)?;
             let is_offered = plans.iter().any(|plan| plan.algorithm == Algorithm::Pull);
             let how = collectives.explain(call)?;
@@ -115,11 +115,12 @@ fn only_sums_at_the_start_of_windows_are_loaded() {
             (&plain, &other, false),
             (&other, &plain, false),
         ] {
-            assert_eq!(is_loaded(&Collective::all_reduce(send, recv, sum))?, expected);
+            let reduce = || collectives.all_reduce(send, recv, sum, &stream);
+            assert_eq!(is_loaded(&reduce)?, expected);
             // The algorithm that is used instead gives right sums.
             send.copy_from_host(&[1.0 + rank.rank() as f32; 32])?;
             rank.barrier()?;
-            collectives.all_reduce(send, recv, sum, &stream)?;
+            reduce()?;
             stream.synchronize()?;
             let mut got = [0.0; 32];
             recv.copy_to_host(&mut got)?;
@@ -127,14 +128,14 @@ fn only_sums_at_the_start_of_windows_are_loaded() {
             rank.barrier()?;
         }
         let scaled = comm.pre_mul_sum(0.5_f32)?;
-        assert!(!is_loaded(&Collective::all_reduce(&first, &other, &scaled))?);
+        assert!(!is_loaded(&|| collectives.all_reduce(&first, &other, &scaled, &stream))?);
         for op in [ReduceOp::Avg, ReduceOp::Max, ReduceOp::Min, ReduceOp::Prod] {
-            assert!(!is_loaded(&Collective::all_reduce(&first, &other, op))?);
+            assert!(!is_loaded(&|| collectives.all_reduce(&first, &other, op, &stream))?);
         }
         let integers = comm.window::<i32>(32)?;
-        assert!(!is_loaded(&Collective::all_reduce(&integers, &integers, sum))?);
+        assert!(!is_loaded(&|| collectives.all_reduce(&integers, &integers, sum, &stream))?);
         let halves = comm.window::<f16>(32)?;
-        assert!(is_loaded(&Collective::all_reduce(&halves, &halves, sum))?);
+        assert!(is_loaded(&|| collectives.all_reduce(&halves, &halves, sum, &stream))?);
         Ok(())
     });
 }

@@ -18,8 +18,7 @@ pub(crate) fn or_default(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "the default".to_owned(), |value| value.to_string())
 }
 
-/// Returns for each plan whether all ranks can do it. `own` says which plans this rank can do, and
-/// has the same length in all ranks. *Collective*.
+/// Returns for each plan whether all ranks can do it, given which this rank can do. *Collective*.
 pub(crate) fn all_can(
     comm: &Communicator,
     call: &str,

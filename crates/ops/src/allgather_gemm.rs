@@ -32,9 +32,8 @@ names! { AllGatherGemmPlan "plan" "unfused or fused": Unfused "unfused" Fused "f
 ///
 /// In bf16 and row-major: rank `r` has the `r`-th of as many equal parts of the `m` rows of A as
 /// there are ranks, `m / ranks x k` elements, `n x k` elements of B, and gets `m x n` elements of
-/// C: its columns of a layer whose weights the ranks share. Sums are in f32, and rounded once, with
-/// what a [`product`](Self::product) adds to them. `n` may differ between the ranks, which all get
-/// the same plan.
+/// C: its columns of a layer whose weights the ranks share. `n` may differ between the ranks. Sums
+/// are in f32, and rounded once, with what a [`product`](Self::product) adds to them.
 ///
 /// On Hopper GPUs products of many rows are multiplied while rows arrive; others follow an
 /// all-gather, as all do elsewhere.
@@ -44,13 +43,11 @@ pub type AllGatherGemm = FusedGemm<AllGather>;
 pub struct AllGather {
     /// Whether there is a kernel for these ranks.
     overlaps: bool,
-    /// All rows of A.
     gathered: Window<bf16>,
     fused: OnceCell<Fused>,
 }
 
-/// The rows from which on the fused kernel does a product by default. Columns do not matter, as
-/// ranks may have different numbers of them.
+/// The rows from which on the fused kernel does a product by default.
 const MANY_ROWS: usize = 4096;
 
 /// The kernel, and the memory in which the rows of A arrive.
@@ -69,13 +66,8 @@ impl FusedGemm<AllGather> {
     /// Prepares products with up to `m` rows and `m * k` elements of A, launched on `stream`.
     /// *Collective*, with the same `m` and `k` on every rank. The workspace takes `2 * m * k` bytes
     /// on each GPU, and those of [`Fused`](AllGatherGemmPlan::Fused) and of
-    /// [`Collectives`](crate::Collectives).
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`] for an A without elements or one that is too large, and for a stream
-    /// of another context; those of [`Gemm::new`](crate::Gemm::new) and
-    /// [`Collectives::new`](crate::Collectives::new).
+    /// [`Collectives`](crate::Collectives). Errors are those of
+    /// [`GemmAllReduce::new`](crate::GemmAllReduce::new).
     pub fn new(comm: &Communicator, stream: &Stream, m: usize, k: usize) -> Result<Self> {
         Self::create(comm, stream, [m, k], (AllGather::NAME, &[]), |[can, _]| {
             let overlaps = can && comm.n_ranks() > 1;
@@ -91,8 +83,8 @@ impl FusedGemm<AllGather> {
 
 /// A product that [`AllGatherGemm::product`] began, with all of A.
 ///
-/// With something added it follows an all-gather ([`Unfused`](AllGatherGemmPlan::Unfused)): the
-/// fused kernel has no registers left. So all ranks add something, or none does.
+/// With something added it follows an all-gather: the fused kernel has no registers left. So all
+/// ranks add something, or none does.
 pub type GatheredProduct<'g> = Product<'g, bf16, bf16, AllGatherGemm>;
 
 impl GatheredProduct<'_> {

@@ -34,7 +34,6 @@ pub(crate) fn address<E>(
     Ok(slice.device_address())
 }
 
-/// Returns what [`address`] does, if it is a multiple of 16.
 pub(crate) fn aligned<E>(
     context: &Context,
     name: &str,
@@ -50,9 +49,8 @@ pub(crate) fn aligned<E>(
     Ok(address)
 }
 
-/// Fails if the first elements of two buffers overlap, unless both begin at one address and `place`
-/// is `Some(0)`: a kernel writes `to` while others of its threads still access `from`. Each buffer
-/// has its name and its number of elements, which it has.
+/// Fails if the first elements of two buffers overlap, each given with its name and that number,
+/// unless both begin at one address and `place` is `Some(0)`.
 pub(crate) fn require_apart<T, U>(
     (name, from, len): (&str, &DeviceSlice<T>, usize),
     (name_of_to, to, len_of_to): (&str, &DeviceSlice<U>, usize),

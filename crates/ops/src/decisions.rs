@@ -14,8 +14,7 @@ pub(crate) struct Cache<K, V> {
     others: HashMap<K, V>,
 }
 
-/// The most values that are not permanent. It bounds the memory of a program whose shapes change
-/// with every step, such as the rows of a batch.
+/// The most values that are not permanent, for programs whose shapes change with every step.
 const LIMIT: usize = 4096;
 
 impl<K, V> Default for Cache<K, V> {
@@ -29,7 +28,7 @@ impl<K: Eq + Hash, V: Copy> Cache<K, V> {
         self.permanent.get(key).or_else(|| self.others.get(key)).copied()
     }
 
-    /// Adds a value that is not permanent. If there are too many of these, it removes the others.
+    /// Adds a value that is not permanent, and removes the others if there are too many.
     pub(crate) fn insert(&mut self, key: K, value: V) {
         if self.others.len() >= LIMIT {
             self.others.clear();
@@ -81,17 +80,17 @@ impl<P: Copy + FromStr + Display> Decisions<P> {
         chosen.into_iter().filter_map(|(plan, reason)| Some(Explanation { plan: plan?, reason }))
     }
 
-    /// Sets a plan for all shapes, or none, and forgets all decisions. These depend on which plans
-    /// were prepared, and ranks ask for them at different times, so old decisions could differ.
+    /// Sets a plan for all shapes, or none, and forgets all decisions, which depend on the plans
+    /// that were prepared when each rank asked for them.
     pub(crate) fn set(&self, plan: Option<P>) {
         self.set.set(plan);
         self.decided.take();
     }
 
-    /// Makes the result of `find_fastest` the measured plan of a shape. `find_fastest` may set
-    /// plans: when it begins, none is set, or measured for the shape; when it has ended, the plan
-    /// that was set before is set again. An error, such as for ranks with different shapes, leaves
-    /// the measured plan as it was. `extents` is `None` in a rank whose shape is not valid.
+    /// Makes the result of `find_fastest` the measured plan of a shape, which is `None` if it is
+    /// not valid. `find_fastest` may set plans: when it begins, none is set, or measured for the
+    /// shape; then the plan that was set before is set again. An error leaves the measured plan as
+    /// it was.
     pub(crate) fn measure(
         &self,
         extents: Option<Extents>,

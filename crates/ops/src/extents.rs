@@ -2,8 +2,7 @@
 
 use crate::prelude::*;
 
-/// The shape `[m, n, k]` of a product, validated: each extent is at least 1 and a 32-bit number. An
-/// operation validates a shape once, when it is passed, and uses the extents from there on.
+/// The shape `[m, n, k]` of a product, validated: each extent is at least 1 and a 32-bit number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Extents([u32; 3]);
 
@@ -12,11 +11,7 @@ impl Extents {
     /// past the matrix.
     pub(crate) const MOST: usize = i32::MAX as usize - 512;
 
-    /// Validates a shape.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`] for a shape without elements, or too large a one.
+    /// Validates a shape, which has elements and is not too large.
     pub(crate) fn new([m, n, k]: [usize; 3]) -> Result<Self> {
         refuse_if!(
             m == 0 || n == 0 || k == 0,

@@ -39,17 +39,16 @@ use crate::tuned::Tuned;
 /// it is odd.
 ///
 /// 8-bit floats need Hopper, matrices at multiples of 16 bytes, and `k` that is a multiple of 16.
-/// Hopper adds their products with fewer bits than f32 has: about 13 after the binary point of the
-/// largest of them and the sum so far. With [`block_scales`](Product::block_scales) this holds for
-/// each 128 terms, whose sums are added in f32.
+/// Hopper adds their products with about 13 bits after the binary point of the largest of them and
+/// the sum so far. With [`block_scales`](Product::block_scales) this holds for each 128 terms.
 ///
 /// How a shape of bf16 is computed, its [`GemmPlan`], comes from a table of measurements for this
 /// GPU, or from a model; [`measure`](Self::measure) times several plans, and chooses the fastest.
 /// A product of f16 has the plan of its shape in bf16. For products of 8-bit floats there is only
 /// one plan.
 ///
-/// Launches are *dependent*: a product may begin while the previous kernel of the stream still
-/// runs, if that kernel allows it, but waits for it before it reads A or B, or writes C.
+/// Launches are *dependent*: a product may begin while the previous kernel of the stream runs, but
+/// waits for it before it reads A or B, or writes C.
 ///
 /// ```no_run
 /// use devcomm::{Gemm, World};
@@ -84,10 +83,8 @@ pub struct Gemm {
 /// The memory for the fields `sums` and `arrived` of [`Slices`](kernels::gemm::slices::Slices), for
 /// as many blocks as are resident.
 type SliceMemory = (DeviceBuffer<f32>, DeviceBuffer<u32>);
-
 /// The types of the factors and of C, a shape, and whether A and B are transposed.
 type Problem = ([DataType; 2], Extents, [bool; 2]);
-
 /// A and B as they are by default.
 const NOT_TRANSPOSED: [bool; 2] = [false; 2];
 
@@ -120,9 +117,9 @@ impl Gemm {
         let slices = || launches::slice_memory(&compiled, stream.context());
         let slices = is_hopper.then(slices).transpose()?;
         let tuned = Mutex::new(Tuned::new(stream.context(), "gemm", 1)?);
-        let (stream, plans) = (stream.clone(), Mutex::default());
         let order = StreamOrder::local(stream.context());
-        Ok(Self { compiled, stream, hopper, constant_b: false, slices, order, plans, tuned })
+        let (stream, constant_b, plans) = (stream.clone(), false, Mutex::default());
+        Ok(Self { compiled, stream, hopper, constant_b, slices, order, plans, tuned })
     }
 
     /// Lets a product read B before the previous kernels of the stream have ended. B may be
@@ -165,12 +162,8 @@ impl Gemm {
         Ok(plans)
     }
 
-    /// Computes products of bf16 in bf16 of this shape by this plan from now on.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`] for a plan that is not one of [`plans`](Self::plans); the errors of
-    /// `plans`.
+    /// Computes products of bf16 in bf16 of this shape by this plan from now on. Errors are those
+    /// of [`plans`](Self::plans), and [`Error::InvalidInput`] for a plan that is not among these.
     pub fn set_plan(&self, shape: [usize; 3], plan: GemmPlan) -> Result<()> {
         refuse_if!(
             !self.plans(shape)?.contains(&plan),
@@ -242,10 +235,8 @@ impl Gemm {
     /// Returns the plans that may be the fastest, the expected one first.
     pub(crate) fn likely(&self, extents: Extents) -> Result<Vec<GemmPlan>> {
         let [.., k] = extents.array();
-        match self.hopper.as_deref().filter(|_| k.is_multiple_of(8)) {
-            Some(name) => self.modelled(extents, measured(name, extents), LIKELY),
-            None => Ok(vec![GemmPlan::Portable]),
-        }
+        let plans = self.modelled(extents, k.is_multiple_of(8), LIKELY, || None)?;
+        Ok(if plans.is_empty() { vec![GemmPlan::Portable] } else { plans })
     }
 
     /// Computes products of bf16 of this shape by a plan from now on, and returns whether the GPU
@@ -298,22 +289,23 @@ impl Gemm {
     /// measurement on this machine, if there is one. The others are those of the model, in its
     /// order. There are none on GPUs other than Hopper, or if rows of A and B are not aligned.
     fn expected(&self, extents: Extents, is_aligned: bool) -> Result<Vec<GemmPlan>> {
-        let Some(name) = self.hopper.as_deref().filter(|_| is_aligned) else {
-            return Ok(Vec::new());
-        };
-        let tuned = || self.tuned.lock().plan(extents);
-        self.modelled(extents, measured(name, extents).or_else(tuned), f64::INFINITY)
+        self.modelled(extents, is_aligned, f64::INFINITY, || self.tuned.lock().plan(extents))
     }
 
-    /// Returns `first`, if there is one, and after it the other plans of the model for a Hopper
-    /// GPU: those that the model expects to take at most `times` as long as the fastest of its
-    /// plans.
+    /// Returns the plans for a shape as [`expected`](Self::expected) does, without those that the
+    /// model expects to take more than `times` as long as its fastest. `tuned` returns the plan that
+    /// was measured on this machine.
     fn modelled(
         &self,
         extents: Extents,
-        first: Option<GemmPlan>,
+        is_aligned: bool,
         times: f64,
+        tuned: impl FnOnce() -> Option<GemmPlan>,
     ) -> Result<Vec<GemmPlan>> {
+        let Some(name) = self.hopper.as_deref().filter(|_| is_aligned) else {
+            return Ok(Vec::new());
+        };
+        let first = measured(name, extents).or_else(tuned);
         let room = launches::room(&self.compiled, self.stream.context())?;
         let candidates = Candidates::new(extents, room);
         let others = candidates.within(times).filter(|plan| Some(*plan) != first);

@@ -49,7 +49,6 @@ pub type GemmReduceScatter = FusedGemm<ReduceScatter>;
 pub struct ReduceScatter {
     /// Whether there is a kernel for these ranks.
     exchanges: bool,
-    /// This rank's product.
     product: Window<bf16>,
     wide: OnceCell<ExchangeKernels>,
 }
@@ -57,13 +56,8 @@ pub struct ReduceScatter {
 impl FusedGemm<ReduceScatter> {
     /// Prepares products of up to `m x n` elements, launched on `stream`. *Collective*, with the
     /// same `m` and `n` on every rank. The workspace takes `2 * m * n` bytes on each GPU, and those
-    /// of [`Wide`](GemmReduceScatterPlan::Wide) and of [`Collectives`](crate::Collectives).
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`] for a product without elements or one that is too large, and for a
-    /// stream of another context; those of [`Gemm::new`](crate::Gemm::new) and
-    /// [`Collectives::new`](crate::Collectives::new).
+    /// of [`Wide`](GemmReduceScatterPlan::Wide) and of [`Collectives`](crate::Collectives). Errors
+    /// are those of [`GemmAllReduce::new`](crate::GemmAllReduce::new).
     pub fn new(comm: &Communicator, stream: &Stream, m: usize, n: usize) -> Result<Self> {
         Self::create(comm, stream, [m, n], (ReduceScatter::NAME, &[]), |[can, _]| {
             let exchanges = can && RANKS.0.contains(&comm.n_ranks());
@@ -162,7 +156,7 @@ impl Strategy<Self> for ReduceScatter {
     fn prepare(&self, base: &Base<Self>, plan: Plan) -> Result<()> {
         let ranks = base.comm.n_ranks();
         let load = || {
-            let compiled = Kernels::load(base.context(), &KERNELS.only(&[Wide2::FILE]))?;
+            let compiled = Kernels::load(base.comm.context(), &KERNELS.only(&[Wide2::FILE]))?;
             let blocks = with_type!(ranks, Wide => {
                 compiled.resident_blocks::<Wide>(THREADS, SHARED)?
             }; { 2 => Wide2, 4 => Wide4, _ => Wide8 });
@@ -185,7 +179,7 @@ impl Strategy<Self> for ReduceScatter {
         let config = wide.wide_config(tiles).without_cooperation();
         let ExchangeKernels { compiled, dev_comm, memory, .. } = wide;
         let target = compiled.on(&base.stream);
-        let args = (dev_comm, a, b, map, product, c, memory, m, n, k);
+        let args = (dev_comm, a, b, map, product, c, memory.args(), m, n, k);
         // SAFETY: the caller passes matrices that outlive the product, and orders the launches,
         // which use the memory that `prepare` allocates for these kernels.
         with_type!(ranks, Wide => unsafe { Wide::launch(args, config, &target) }; {

@@ -1,4 +1,4 @@
-//! Launches of kernels by arguments as a tuple, and code for a kernel of one of several types.
+//! Launches of kernels by arguments as a tuple, and code for kernels of several types.
 
 use devcomm_host::{KernelsOn, LaunchConfig, Result};
 use devcomm_types::{Kernel, KernelParam, LaunchArgs, LaunchTarget};
@@ -40,3 +40,21 @@ macro_rules! with_type {
 }
 
 pub(crate) use with_type;
+
+/// Evaluates an expression in which `$name` is the type of elements, one of these, of `$data_type`.
+macro_rules! with_element {
+    ($data_type:expr, $name:ident in $last:ty => $then:expr) => {{
+        type $name = $last;
+        $then
+    }};
+    ($data_type:expr, $name:ident in $first:ty, $($rest:ty),+ => $then:expr) => {
+        if $data_type == <$first as Element>::DATA_TYPE {
+            type $name = $first;
+            $then
+        } else {
+            with_element!($data_type, $name in $($rest),+ => $then)
+        }
+    };
+}
+
+pub(crate) use with_element;

@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-/// The plan of an operation, and why it was chosen: what `explain` of the operations returns. As
-/// text: `lamport:16x128, as the message is short`.
+/// What `explain` of an operation returns. As text: `lamport:16x128, as the message is short`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Explanation<P = crate::CollectivePlan> {
     /// The plan.
@@ -18,8 +17,7 @@ impl<P: fmt::Display> fmt::Display for Explanation<P> {
     }
 }
 
-/// The name of the H100 with SXM5 and HBM3, on which plans were measured. Other cards of this chip,
-/// with fewer multiprocessors, other clocks or another link, have other names.
+/// The name of the H100 with SXM5 and HBM3, on which plans were measured.
 pub(crate) const H100: &str = "NVIDIA H100 80GB HBM3";
 /// The name of the H200 with SXM5.
 pub(crate) const H200: &str = "NVIDIA H200";
@@ -37,8 +35,7 @@ pub struct ParseNameError {
 /// A field of a plan's text: a number above 0, or two such numbers with an `x` between them.
 pub(crate) type Field = (u32, Option<u32>);
 
-/// The grammar of plans: a name, and fields after colons, such as `swapped:16x64:2`. The macro
-/// [`plan_text`] implements `Display` and `FromStr` by it.
+/// The grammar of plans: a name, and fields after colons, such as `swapped:16x64:2`.
 pub(crate) trait PlanText: Copy + PartialEq + 'static {
     /// What it is, for errors.
     const NOUN: &'static str = "plan";
@@ -58,7 +55,6 @@ pub(crate) trait PlanText: Copy + PartialEq + 'static {
     }
 }
 
-/// Parses the text of a plan.
 pub(crate) fn parse<P: PlanText>(text: &str) -> Result<P, ParseNameError> {
     let number = |text: &str| text.parse().ok().filter(|number| *number > 0);
     let field = |text: &str| match text.split_once('x') {
@@ -73,7 +69,6 @@ pub(crate) fn parse<P: PlanText>(text: &str) -> Result<P, ParseNameError> {
     plan.ok_or_else(|| ParseNameError { text: text.to_owned(), noun: P::NOUN, forms: P::FORMS })
 }
 
-/// Writes the text of a plan.
 pub(crate) fn display<P: PlanText>(plan: P, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let named = P::NAMES.iter().find(|(_, named)| *named == plan);
     let (name, fields) = named.map_or_else(|| plan.fields(), |(name, _)| (*name, Vec::new()));

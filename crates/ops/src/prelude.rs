@@ -18,5 +18,5 @@ pub(crate) use crate::check::{
 };
 pub(crate) use crate::extents::Extents;
 pub(crate) use crate::lamport::LamportMemory;
-pub(crate) use crate::launch::{Abi, LaunchWith, with_type};
+pub(crate) use crate::launch::{Abi, LaunchWith, with_element, with_type};
 pub(crate) use crate::{Explanation, KERNELS};

@@ -10,12 +10,10 @@ const PROMISING: f32 = 1.2;
 /// noise.
 const NOISE: f32 = 1.02;
 
-/// Returns the plan whose launches take the least time, or the expected plan if it takes at most
-/// 2 % more. The stream has no other work.
-///
-/// `select` sets the plan of later launches; all plans can do the operation. `launch` enqueues the
-/// operation, perhaps in a capture. `slowest` turns the times of this rank into those of the
-/// slowest one.
+/// Returns the plan, all of which can do the operation, whose launches take the least time, or the
+/// expected plan if it takes at most 2 % more. `select` sets the plan of later launches. `launch`
+/// enqueues the operation, perhaps in a capture; the stream has no other work. `slowest` turns the
+/// times of this rank into those of the slowest one.
 pub(crate) fn fastest<P: Copy + PartialEq>(
     stream: &Stream,
     plans: &[P],

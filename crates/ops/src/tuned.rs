@@ -8,10 +8,9 @@ use std::str::FromStr;
 
 use crate::prelude::*;
 
-/// The plans of an operation, and the file that keeps them for later processes. It has the lines of
-/// a compiled table, for the shapes for which `measure` was called. There is a file for each kind
-/// of GPU, number of ranks and version of devcomm. Of two processes that save at the same moment,
-/// one may lose its plan.
+/// The plans of an operation, and the file that keeps them for later processes, as lines of a
+/// table: one for each kind of GPU, number of ranks and version of devcomm. Of two processes that
+/// save at the same moment, one may lose its plan.
 pub(crate) struct Tuned<P> {
     /// `None` on simulated GPUs, without a cache folder, and if `DEVCOMM_KEPT_PLANS` is 0.
     file: Option<PathBuf>,
@@ -28,24 +27,24 @@ pub(crate) fn parse_entry<P: FromStr>(line: &str) -> Option<([u32; 3], P)> {
 }
 
 impl<P: Copy + FromStr + Display> Tuned<P> {
-    /// Returns a table without plans and without a file.
-    pub(crate) fn without_file() -> Self {
-        Self { file: None, plans: RefCell::default() }
-    }
-
     /// Returns the plans of an operation that `ranks` GPUs of this kind do together.
     pub(crate) fn new(context: &Context, operation: &str, ranks: usize) -> Result<Self> {
         let is_off = std::env::var_os("DEVCOMM_KEPT_PLANS").is_some_and(|value| value == "0");
-        if is_off || context.is_simulated() {
-            return Ok(Self::without_file());
-        }
-        let cache =
-            devcomm_locate::cache_dir_if_safe().or_else(|error| refuse(error.to_string()))?;
-        let folder = cache.map(|cache| cache.join("plans"));
+        let cache = match is_off || context.is_simulated() {
+            true => Ok(None),
+            false => devcomm_locate::cache_dir_if_safe().or_else(|error| refuse(error.to_string())),
+        };
+        let folder = cache?.map(|cache| cache.join("plans"));
         Ok(Self::in_folder(folder.as_deref(), &context.device_name()?, operation, ranks))
     }
 
-    fn in_folder(folder: Option<&Path>, gpu: &str, operation: &str, ranks: usize) -> Self {
+    /// Returns the plans that a folder has, or none without a folder.
+    pub(crate) fn in_folder(
+        folder: Option<&Path>,
+        gpu: &str,
+        operation: &str,
+        ranks: usize,
+    ) -> Self {
         const VERSION: &str = env!("CARGO_PKG_VERSION");
         let name = format!("{operation}-{ranks}-{gpu}-{VERSION}.txt").replace([' ', '/'], "_");
         let file = folder.map(|folder| folder.join(name));
@@ -53,13 +52,11 @@ impl<P: Copy + FromStr + Display> Tuned<P> {
         Self { file, plans: RefCell::new(plans) }
     }
 
-    /// Returns a hash of the plans.
     pub(crate) fn hash(&self) -> u64 {
         hash(text(&self.plans.borrow()))
     }
 
-    /// Returns the plans that all ranks have, given all ranks' [`hash`](Self::hash): none, if these
-    /// differ.
+    /// Returns the plans that all ranks have: none, if their [hashes](Self::hash) differ.
     pub(crate) fn agreed(self, mut all: impl Iterator<Item = u64>) -> Self {
         let own = self.hash();
         if !all.all(|hash| hash == own) {
@@ -68,7 +65,6 @@ impl<P: Copy + FromStr + Display> Tuned<P> {
         self
     }
 
-    /// Returns all plans with their shapes.
     pub(crate) fn all(&self) -> Vec<([u32; 3], P)> {
         self.plans.borrow().iter().map(|(shape, plan)| (*shape, *plan)).collect()
     }
@@ -84,8 +80,7 @@ impl<P: Copy + FromStr + Display> Tuned<P> {
         // Read again, as other objects and processes have saved plans since.
         let mut kept = read(file);
         kept.insert(extents.array(), plan);
-        // Another process or thread may read or write the file meanwhile: a renamed one is always
-        // whole. An error leaves the file as it was.
+        // Another process or thread may read the file meanwhile: a renamed one is always whole.
         let (process, thread) = (std::process::id(), std::thread::current().id());
         let new = file.with_extension(format!("{process}-{thread:?}.new"));
         let written = file.parent().map_or(Ok(()), fs::create_dir_all);
@@ -93,13 +88,11 @@ impl<P: Copy + FromStr + Display> Tuned<P> {
         let _ = written.and_then(|()| fs::rename(&new, file));
     }
 
-    /// Adds a plan for this process only.
     pub(crate) fn insert(&self, extents: Extents, plan: P) {
         self.plans.borrow_mut().insert(extents.array(), plan);
     }
 }
 
-/// The plan of each shape.
 type Plans<P> = BTreeMap<[u32; 3], P>;
 
 /// Returns the plans of a file, or none if it cannot be read.

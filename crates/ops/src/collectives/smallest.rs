@@ -1,21 +1,19 @@
-//! What a plan depends on of the ranks' GPUs: the least that any of them has. With numbers of its
-//! own GPU only, a rank could launch another kernel or another grid than its peers.
+//! What a plan depends on of the ranks' GPUs: the least that any of them has, so that all ranks
+//! launch the same kernel and the same grid.
 
 use std::collections::HashMap;
 
 use super::rmsnorm::{MAX_CLUSTER, MAX_THREADS};
 use crate::prelude::*;
 
-/// The least of what the ranks' GPUs have.
 pub(super) struct SmallestGpu {
     pub(super) multiprocessors: u32,
     /// The most threads on a multiprocessor.
     pub(super) threads: u32,
-    /// The most graphics processing clusters (GPCs) of any GPU: each leaves multiprocessors unused
-    /// that are too few for a cluster of blocks.
+    /// The most graphics processing clusters (GPCs) of any GPU.
     pub(super) gpcs: u32,
     /// How many clusters of `lamport_rmsnorm` are resident, for a type, the blocks of a cluster and
-    /// the threads of a block. Only if operations may fill the GPU.
+    /// the threads of a block: only if operations may fill the GPU.
     clusters: HashMap<(DataType, u32, u32), u32>,
 }
 
@@ -37,9 +35,8 @@ impl SmallestGpu {
         Self { multiprocessors, threads, gpcs, clusters: HashMap::new() }
     }
 
-    /// Agrees on how many clusters of `lamport_rmsnorm` are resident on every rank's GPU: they may
-    /// differ between GPUs of one kind, whose GPCs have different numbers of multiprocessors.
-    /// *Collective*.
+    /// Agrees on how many clusters of `lamport_rmsnorm` are resident on every rank's GPU: GPUs of
+    /// one kind may differ. *Collective*.
     pub(super) fn agree_on_clusters(
         &mut self,
         comm: &Communicator,
@@ -55,7 +52,7 @@ impl SmallestGpu {
             });
         let resident = |(data_type, cluster, threads): (DataType, u32, u32)| {
             let dynamic_shared = 0;
-            of_floats!(data_type, Float => {
+            with_element!(data_type, Float in f32, f16, bf16 => {
                 type Kernel = kernels::lamport_rmsnorm<Float>;
                 compiled.resident_clusters::<Kernel>(cluster, threads, dynamic_shared)
             })

@@ -17,7 +17,7 @@ fn plans(decisions: &Decisions<char>, extents: Extents) -> Vec<char> {
 
 #[test]
 fn a_plan_that_was_set_comes_first_and_is_kept_by_a_measurement() {
-    let decisions = Decisions::new(Tuned::without_file());
+    let decisions = Decisions::new(Tuned::in_folder(None, "gpu", "product", 1));
     let [shape, other] = [[1, 2, 3], [1, 2, 4]].map(|shape| Extents::new(shape).unwrap());
     [shape, other].into_iter().for_each(|shape| decisions.tuned.insert(shape, 't'));
     decisions.set(Some('a'));
@@ -36,7 +36,8 @@ fn a_plan_that_was_set_comes_first_and_is_kept_by_a_measurement() {
 
 #[test]
 fn a_decision_is_made_once_until_another_plan_is_set() {
-    let (decisions, made) = (Decisions::new(Tuned::without_file()), Cell::new(0));
+    let (decisions, made) =
+        (Decisions::new(Tuned::in_folder(None, "gpu", "product", 1)), Cell::new(0));
     let ask = |m| {
         let extents = Extents::new([m, 8, 8]).unwrap();
         let choose = || {

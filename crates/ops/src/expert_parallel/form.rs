@@ -1,5 +1,4 @@
-//! The forms of an [`ExpertParallel`], which differ in how rows reach other ranks: for low latency,
-//! for high throughput, and for several LSA teams.
+//! The forms of an [`ExpertParallel`]: for low latency, high throughput, and several LSA teams.
 
 use devcomm_host::{KernelsOn, Turn};
 use devcomm_kernels::expert_parallel::shape::TokensArgs;
@@ -10,10 +9,8 @@ use crate::prelude::*;
 
 /// The addresses of the output and of the residual, or 0 without it.
 pub(super) type Outputs = [u64; 2];
-
 /// The tokens that a rank sends, as an argument.
 pub(super) type Tokens = TokensArgs<u64, u64, u64, u32>;
-
 /// The results that a rank sends, and where their sums go, as an argument.
 pub(super) type Results = ResultsArgs<u64, u32, u64, u64>;
 
@@ -41,24 +38,22 @@ impl<'a> Launch<'a> {
         self.experts.compiled.on(self.stream)
     }
 
-    /// Enqueues the sending and receiving of tokens.
     pub(super) fn dispatch(self, tokens: Tokens) -> Result<()> {
         let _turn = self.begin("dispatch to experts")?;
         self.experts.form.dispatch(self, tokens)
     }
 
-    /// Enqueues the sending and receiving of the results `rows`.
     pub(super) fn combine(self, rows: u64, outputs: Outputs) -> Result<()> {
         let _turn = self.begin("results of experts")?;
         let ([output, residual], tokens) = (outputs, self.experts.last.get().tokens as u32);
         self.experts.form.combine(self, ResultsArgs { rows, tokens, output, residual })
     }
 
-    /// Orders the launch after the others. Before that, it checks the stream, and in a checked
-    /// world compares the operation with those of the other ranks, if none is absent.
+    /// Orders the launch after the others, once the stream is checked and, if no rank is absent,
+    /// the operation compared with those of the other ranks.
     fn begin(&self, operation: &str) -> Result<Turn<'a>> {
         let Self { experts, steps, stream } = *self;
-        experts.require_stream(stream)?;
+        require_context("the stream", stream.context(), experts.communicator.context())?;
         if experts.absent.get() == 0 {
             let terms = || format!("{operation}, steps {steps}");
             experts.communicator.compare_kernel(&experts.order, terms)?;
@@ -67,16 +62,13 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// A form, which has the memory of its kernels, and launches them with arguments that
-/// [`ExpertParallel`] has checked, in order.
+/// A form: it launches its kernels, in order, with arguments that [`ExpertParallel`] has checked.
 pub(super) trait Form: Send {
-    /// Sends and receives tokens.
     fn dispatch(&self, launch: Launch<'_>, tokens: Tokens) -> Result<()>;
 
     /// Puts what was received in the order of the experts.
     fn group(&self, experts: &ExpertParallel, rows: RowsInOrder, stream: &Stream) -> Result<()>;
 
-    /// Sends and receives results.
     fn combine(&self, launch: Launch<'_>, results: Results) -> Result<()>;
 
     /// Returns the word with a bit for each rank that is absent.
@@ -87,7 +79,6 @@ pub(super) trait Form: Send {
         refuse("rows arrive in no order: `throughput` gives the form in which they do")
     }
 
-    /// Returns what `Debug` says after the number of ranks.
     fn describe(&self) -> String {
         String::new()
     }

@@ -9,9 +9,8 @@ use crate::RowGroups;
 use crate::prelude::*;
 
 impl ExpertParallel {
-    /// Returns the most rows in the order of a rank's experts: one for each expert of each token,
-    /// as if all ranks had the most tokens and this rank all their experts, and those that
-    /// alignment leaves free; or the limit of
+    /// Returns the most rows in the order of a rank's experts: one for each expert of each token of
+    /// all ranks, and those that alignment leaves free; or the limit of
     /// [`ExpertParallelOptions::throughput`](super::ExpertParallelOptions::throughput), if less.
     #[must_use]
     pub fn most_rows(&self) -> usize {
@@ -20,9 +19,8 @@ impl ExpertParallel {
 
     /// Returns where rows arrive in the form for high throughput, in the order of this rank's
     /// experts, with room for [`most_rows`](Self::most_rows): of bf16, or of `F8E4M3` for
-    /// [`group_f8`](Self::group_f8). Of a token with several experts here one row arrives, at the
-    /// first of its places; [`group`](Self::group) into this memory copies it to the others, and
-    /// does nothing else with rows. The next dispatch overwrites them.
+    /// [`group_f8`](Self::group_f8). Of a token with several experts here one row arrives, at its
+    /// first place; [`group`](Self::group) into this memory only copies it to the others.
     ///
     /// # Errors
     ///
@@ -34,7 +32,6 @@ impl ExpertParallel {
         Ok(window::<T, _>("the memory of rows", &rows)?.0.device_slice())
     }
 
-    /// Fails unless tokens arrive in this type.
     fn require_type<T: Element>(&self) -> Result<()> {
         match self.options.f8 {
             _ if T::DATA_TYPE == self.options.row_type() => Ok(()),
@@ -58,12 +55,9 @@ impl ExpertParallel {
     }
 
     /// Puts what was received in the order of this rank's experts: `rows` gets a row for each token
-    /// and expert, those of an expert in the order of the ranks and tokens. Fewer than
-    /// [`most_rows`](Self::most_rows) are enough if the routing is known to be even; rows for which
-    /// there is no room are left out, and reported by [`check`](Self::check).
-    ///
-    /// In the form for high throughput `rows` has room for [`most_rows`](Self::most_rows), and may
-    /// be those of [`rows`](Self::rows).
+    /// and expert, those of an expert in the order of the ranks and tokens. If there is room for
+    /// fewer than [`most_rows`](Self::most_rows), [`check`](Self::check) reports rows that are left
+    /// out. In the form for high throughput there is room for all, perhaps in [`rows`](Self::rows).
     ///
     /// # Errors
     ///
@@ -74,12 +68,11 @@ impl ExpertParallel {
     }
 
     /// Does what [`group`](Self::group) does, for tokens that arrive as 8-bit floats
-    /// ([`f8`](super::ExpertParallelOptions::f8)). `scales` gets their scales, in the form of
-    /// [`Product::block_scales`](crate::Product::block_scales): a row-major matrix with a row for
-    /// each 128 elements, and a column for each row that there is room for. Those are as many as
-    /// `rows` holds, but not more than [`most_rows`](Self::most_rows). Errors are those of
-    /// [`group`](Self::group), but for tokens of bf16, and for scales that are too few or overlap
-    /// the rows.
+    /// ([`f8`](super::ExpertParallelOptions::f8)). `scales` gets their scales as
+    /// [`Product::block_scales`](crate::Product::block_scales) takes them: a row-major matrix with
+    /// a row for each 128 elements, and a column for each row that `rows` holds, up to
+    /// [`most_rows`](Self::most_rows). Errors are those of [`group`](Self::group), but for tokens
+    /// of bf16, and for scales that are too few or overlap the rows.
     pub fn group_f8(
         &self,
         rows: &impl Buffer<Element = F8E4M3>,
@@ -121,16 +114,14 @@ impl ExpertParallel {
         Ok(())
     }
 
-    /// Returns an estimate of the tokens of all ranks, as if each had the number of this rank: it
-    /// chooses the grid of kernels that work with any.
+    /// Returns an estimate of the tokens of all ranks, for the grid of kernels that work with any.
     pub(super) fn expected_tokens(&self) -> u32 {
         let ranks = self.communicator.n_ranks() as u32;
         (self.last.get().tokens.max(1) as u32).saturating_mul(ranks)
     }
 
     /// Returns the memory of rows in the order of the experts as an argument. `returns` is the
-    /// address of [`Grouped::returns`](kernels::expert_parallel::ep_layout::Grouped::returns), or 0
-    /// in the form for high throughput, whose kernels have these words in `Counted`.
+    /// address of [`Grouped::returns`], or 0 if the kernels have these words in `Counted`.
     pub(super) fn grouped_args(
         &self,
         rows: RowsInOrder,
@@ -150,9 +141,9 @@ impl ExpertParallel {
         rows: RowsInOrder,
         stream: &Stream,
     ) -> Result<()> {
-        let (sizes, ranks) = (shape_args(self.sent), self.communicator.n_ranks() as u32);
         let groups = self.grouped_args(rows, returns.device_address());
-        let args = (sizes, ranks, received, groups, &self.faults);
+        let ranks = self.communicator.n_ranks() as u32;
+        let args = (shape_args(self.sent), ranks, received, groups, &self.faults);
         let tokens = self.expected_tokens();
         let blocks = tokens.min(self.options.blocks.unwrap_or(2 * self.multiprocessors()));
         // More warps if tokens are more than these blocks have warps.

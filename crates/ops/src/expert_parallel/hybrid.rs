@@ -1,5 +1,5 @@
-//! The form for several LSA teams: its memory, and its launches. A rank's *rail* has the ranks with
-//! its number in the other teams; only they exchange over the network.
+//! The form for several LSA teams. A rank's *rail* has the ranks with its number in the other
+//! teams; only they exchange over the network.
 
 use devcomm_host::{GinConnectionType, Signals};
 use devcomm_kernels::expert_parallel::ep_layout::RETURN_WORDS;
@@ -30,8 +30,7 @@ pub(super) struct Division {
 }
 
 impl Division {
-    /// Divides the tokens for `teams` LSA teams, at least two, on GPUs with at least this number of
-    /// multiprocessors. The kernels support the shape.
+    /// Divides tokens that the kernels support, for `teams` LSA teams, at least two.
     pub(super) fn new(
         options: ExpertParallelOptions,
         teams: usize,
@@ -50,8 +49,7 @@ impl Division {
         Ok(Self { teams, blocks: blocks as u32, batch: batch as u32 })
     }
 
-    /// Returns the words of a dispatch's messages, with tokens of the size `sent`, and of a
-    /// combine's.
+    /// Returns the words of the messages of a dispatch, which has the shape `sent`, and a combine.
     pub(super) const fn words(self, sent: Shape, has_scales: bool, shape: Shape) -> [usize; 2] {
         let Self { teams, batch, .. } = self;
         let of_dispatch = ep_dispatch_hybrid::message_vectors(sent, batch, has_scales);
@@ -86,8 +84,12 @@ pub(super) struct Hybrid {
 }
 
 impl Hybrid {
-    /// Allocates the memory for results of `shape` and tokens that are divided like this, and
-    /// creates the device communicator. *Collective*.
+    pub(super) const FILES: [&str; 3] = [
+        kernels::ep_combine_hybrid::FILE,
+        kernels::ep_dispatch_hybrid::<bf16>::FILE,
+        kernels::ep_layout::FILE,
+    ];
+    /// Allocates the memory for results of `shape`. *Collective*.
     pub(super) fn new(
         comm: &Communicator,
         options: ExpertParallelOptions,

@@ -15,22 +15,19 @@ pub(super) struct InFlight {
     sent: Halves,
     /// The capture to which the first half went, if one, so that graphs send it.
     capture: Option<u64>,
-    /// Whether the [`Sent`] or [`Returning`] was dropped.
     is_dropped: bool,
 }
 
 /// What the halves of an operation share.
 #[derive(Clone)]
 pub(super) enum Halves {
-    /// The number of tokens of a dispatch.
     Tokens(usize),
     /// The rows of results, which the second half of a combine reads too.
     Results(DeviceSlice<bf16>),
 }
 
 impl InFlight {
-    /// Fails unless the second half goes where the first one went: only then each launch of a graph
-    /// receives what it sends.
+    /// Fails unless both halves go to one graph, which then receives what it sends, or to none.
     fn require_capture(&self) -> Result<()> {
         let now = self.stream.capture_id()?;
         refuse_if!(
@@ -64,11 +61,9 @@ impl Drop for Flight<'_> {
     }
 }
 
-/// Tokens on their way, which [`ExpertParallel::start_dispatch`] has sent.
-///
-/// If it is dropped before they are received, the next operation of the [`ExpertParallel`] receives
-/// them first. If they were sent in a capture, they are received in the same one: a graph that only
-/// sends is not launched.
+/// Tokens on their way, which [`ExpertParallel::start_dispatch`] has sent. If it is dropped before
+/// they are received, the next operation of the [`ExpertParallel`] receives them first. If they
+/// were sent in a capture, they are received in the same one.
 #[derive(Debug)]
 #[must_use = "tokens that are not received keep the next step from beginning"]
 pub struct Sent<'a>(pub(super) Flight<'a>);
@@ -82,15 +77,13 @@ impl Sent<'_> {
     /// [`Error::InvalidInput`] if they were received, or sent in another capture or outside of the
     /// one in progress; those of the launch.
     pub fn receive(&self) -> Result<()> {
-        self.0.experts.receive(self.0.number, [0; 2])
+        self.0.experts.receive(self.0.number, |_| Ok([0; 2]))
     }
 }
 
-/// Results on their way, which [`ExpertParallel::start_combine`] has sent.
-///
-/// If it is dropped before they are received, the next operation of the [`ExpertParallel`] receives
-/// them first and discards them, in memory that it allocates: this cannot be captured. Both halves
-/// are in the same capture, as for [`Sent`].
+/// Results on their way, which [`ExpertParallel::start_combine`] has sent. What [`Sent`] says holds
+/// for them; if it is dropped, the next operation receives them in memory that it allocates, which
+/// cannot be captured.
 #[derive(Debug)]
 #[must_use = "results that are not received keep the next step from beginning"]
 pub struct Returning<'a>(pub(super) Flight<'a>);
@@ -98,24 +91,18 @@ pub struct Returning<'a>(pub(super) Flight<'a>);
 impl Returning<'_> {
     /// Adds up the results, as [`ExpertParallel::combine`] does, on the stream on which they were
     /// sent. After an error, such as for an output that is too short, it can be called again.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Sent::receive`] and of [`ExpertParallel::combine`].
+    /// Errors are those of [`Sent::receive`] and of [`ExpertParallel::combine`].
     pub fn receive(
         &self,
         output: &impl Buffer<Element = bf16>,
         residual: Option<&DeviceSlice<bf16>>,
     ) -> Result<()> {
         let Flight { experts, number } = &self.0;
-        let rows = experts.results_in_flight(*number);
-        let outputs = experts.check_outputs(rows.as_ref(), output, residual)?;
-        experts.receive(*number, outputs)
+        experts.receive(*number, |rows| experts.check_outputs(rows, output, residual))
     }
 }
 
 impl ExpertParallel {
-    /// Records what has been sent.
     pub(super) fn begin_flight(&self, stream: &Stream, sent: Halves) -> Result<Flight<'_>> {
         let number = self.flights.get() + 1;
         self.flights.set(number);
@@ -125,13 +112,8 @@ impl ExpertParallel {
         Ok(Flight { experts: self, number })
     }
 
-    /// Receives what was sent, if its [`Sent`] or [`Returning`] was dropped. Every operation begins
-    /// with it.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`] while that exists; those of the launch, and of the memory for
-    /// results.
+    /// Receives what was sent, if its [`Sent`] or [`Returning`] was dropped, and fails while that
+    /// exists. Every operation begins with it.
     pub(super) fn end_flight(&self) -> Result<()> {
         self.forget_failed_capture();
         let (number, is_results, is_over) = match &*self.in_flight.borrow() {
@@ -146,31 +128,26 @@ impl ExpertParallel {
             }
         };
         if is_over {
-            // The capture has ended without the other half: nothing was sent yet.
+            // The capture has ended without the other half: nothing was sent.
             *self.in_flight.borrow_mut() = None;
             return Ok(());
         }
         if !is_results {
-            return self.receive(number, [0; 2]);
+            return self.receive(number, |_| Ok([0; 2]));
         }
         let elements = self.last.get().tokens.max(1) * self.options.hidden;
         // Freed when the stream is idle. At least one element: an allocation is not empty.
         let discarded = self.communicator.context().alloc::<bf16>(elements)?;
-        self.receive(number, [discarded.device_address(), 0])
+        self.receive(number, |_| Ok([discarded.device_address(), 0]))
     }
 
-    /// Returns the results that this [`Returning`] has sent, until they are received.
-    fn results_in_flight(&self, number: u64) -> Option<DeviceSlice<bf16>> {
-        match &*self.in_flight.borrow() {
-            Some(InFlight { number: own, sent: Halves::Results(rows), .. }) if *own == number => {
-                Some(rows.clone())
-            }
-            _ => None,
-        }
-    }
-
-    /// Receives tokens, or results to these outputs, on the stream on which they were sent.
-    fn receive(&self, number: u64, outputs: Outputs) -> Result<()> {
+    /// Receives tokens, or results to the outputs that `outputs` returns for their rows, on the
+    /// stream on which they were sent.
+    fn receive(
+        &self,
+        number: u64,
+        outputs: impl FnOnce(&DeviceSlice<bf16>) -> Result<Outputs>,
+    ) -> Result<()> {
         let (stream, sent) = match &*self.in_flight.borrow() {
             Some(one) if one.number == number => {
                 one.require_capture()?;
@@ -180,7 +157,7 @@ impl ExpertParallel {
         };
         let launch = Launch { experts: self, steps: Steps::RECEIVE, stream: &stream };
         match sent {
-            Halves::Results(rows) => launch.combine(rows.device_address(), outputs)?,
+            Halves::Results(rows) => launch.combine(rows.device_address(), outputs(&rows)?)?,
             Halves::Tokens(count) => {
                 // The second half reads no tokens of this rank.
                 let none = TokensArgs { input: 0, ids: 0, weights: 0, count: count as u32 };

@@ -1,7 +1,7 @@
-//! The form for one LSA team and low latency: its memory, and its launches.
+//! The form for one LSA team and low latency.
 
 use devcomm_kernels::expert_parallel::ep_layout::RETURN_WORDS;
-use devcomm_kernels::expert_parallel::numbered::MessagesArgs;
+use devcomm_kernels::expert_parallel::numbered::{self, MessagesArgs};
 use devcomm_kernels::expert_parallel::shape::ReceivedArgs;
 use devcomm_kernels::expert_parallel::{Shape, ep_combine, ep_dispatch, numbered_words};
 
@@ -9,16 +9,15 @@ use super::form::{Form, Launch, Results, RowsInOrder, Tokens};
 use super::{ExpertParallel, ExpertParallelOptions as Options, MANY_THREADS, THREADS, shape_args};
 use crate::prelude::*;
 
-/// The memory of the messages of the dispatch or of the combine: of rows, and of the numbered
-/// messages that say which rows these are.
+/// The memory of rows on their way, and of the numbered messages that say which rows these are.
 struct Messages {
     memory: LamportMemory,
     numbered: Window<u32>,
 }
 
 impl Messages {
-    fn args(&self) -> MessagesArgs<&LamportMemory, &Window<u32>> {
-        MessagesArgs { memory: &self.memory, numbered: &self.numbered }
+    fn args(&self) -> impl IntoArg<Abi<numbered::Messages>> {
+        MessagesArgs { memory: self.memory.args(), numbered: &self.numbered }
     }
 }
 
@@ -42,6 +41,8 @@ pub(super) struct Lsa {
 }
 
 impl Lsa {
+    pub(super) const FILES: [&str; 3] =
+        [kernels::ep_combine::FILE, kernels::ep_dispatch::<bf16>::FILE, kernels::ep_layout::FILE];
     /// Allocates the memory for results of `shape`, and tokens. *Collective*. No rank may send
     /// before all have done this.
     pub(super) fn new(comm: &Communicator, options: Options, shape: Shape) -> Result<Self> {

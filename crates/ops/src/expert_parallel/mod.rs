@@ -45,9 +45,7 @@ use crate::prelude::*;
 /// ranks, and be 0. Launches are dependent ones, use no memory of the host, and may be captured in
 /// graphs; what was captured in a graph of another library counts as done even if that capture
 /// fails, and the next operation is then a dispatch. Only work on the operation's stream may access
-/// its buffers until it has ended. All results are determined by the inputs. If the second half of
-/// an operation fails, it can be called again; if it is dropped, the next operation receives first
-/// what is on its way.
+/// its buffers until it has ended. All results are determined by the inputs.
 ///
 /// The operations fill the GPU: those of other objects on other streams wait for them, or they for
 /// those, in the order of the host's calls, which is the same on all ranks.
@@ -77,9 +75,8 @@ pub struct ExpertParallel {
     communicator: Communicator,
     compiled: Kernels,
     options: ExpertParallelOptions,
-    /// The sizes of tokens on their way to the experts.
+    /// The shapes of launches that send tokens, and of those that return results.
     sent: Shape,
-    /// The shape of launches that return results.
     shape: Shape,
     form: Box<dyn Form>,
     /// What `group` writes, beside rows.
@@ -90,12 +87,10 @@ pub struct ExpertParallel {
     faults: SymmetricBuffer<u32>,
     order: StreamOrder,
     last: Cell<Last>,
-    /// What there was before a capture, until it is known whether the capture becomes a graph.
+    /// The last step before a capture, until it is known whether that becomes a graph.
     before_capture: RefCell<Option<(Arc<OnceLock<bool>>, Last)>>,
     in_flight: RefCell<Option<InFlight>>,
-    /// The number of first halves so far.
     flights: Cell<u64>,
-    /// The ranks that are absent, as bits.
     absent: Cell<u64>,
     /// The fewest rows for which a `group` had room since the last check.
     least_room: Cell<usize>,
@@ -136,23 +131,7 @@ pub struct Tokens<'a> {
     pub weights: &'a dyn Buffer<Element = f32>,
 }
 
-const FILES: &[&str] =
-    &[kernels::ep_combine::FILE, kernels::ep_dispatch::<bf16>::FILE, kernels::ep_layout::FILE];
-
-const THROUGHPUT_FILES: &[&str] = &[
-    kernels::ep_combine_counted::FILE,
-    kernels::ep_dispatch_counted::<bf16>::FILE,
-    kernels::ep_expand::FILE,
-];
-
-const HYBRID_FILES: &[&str] = &[
-    kernels::ep_combine_hybrid::FILE,
-    kernels::ep_dispatch_hybrid::<bf16>::FILE,
-    kernels::ep_layout::FILE,
-];
-
 const THREADS: u32 = 256;
-/// The threads of a block where there are many rows.
 const MANY_THREADS: u32 = 512;
 /// The fewest blocks that receive, as a peer may have many tokens.
 const FEWEST_BLOCKS: u32 = 32;
@@ -167,9 +146,9 @@ impl ExpertParallel {
             let teams = comm.properties()?.n_lsa_teams;
             let shape = options.shape(ranks, teams)?;
             let files = match options.rows {
-                _ if teams > 1 => HYBRID_FILES,
-                Some(_) => THROUGHPUT_FILES,
-                None => FILES,
+                _ if teams > 1 => &Hybrid::FILES,
+                Some(_) => &Throughput::FILES,
+                None => &Lsa::FILES,
             };
             let compiled = Kernels::load(comm.context(), &KERNELS.only(files))?;
             Ok(((shape, teams, compiled), comm.context().limits().multiprocessors))
@@ -246,9 +225,9 @@ impl ExpertParallel {
         }
     }
 
-    /// Does the first half of [`dispatch`](Self::dispatch): sends the tokens. Work that is enqueued
-    /// before [`Sent::receive`] overlaps their way; other operations of this object are refused.
-    /// Errors are those of [`dispatch`](Self::dispatch).
+    /// Does the first half of [`dispatch`](Self::dispatch), with its errors: sends the tokens. Work
+    /// that is enqueued before [`Sent::receive`] overlaps their way, but not operations of this
+    /// object, which are refused.
     pub fn start_dispatch(&self, tokens: Tokens<'_>, stream: &Stream) -> Result<Sent<'_>> {
         self.launch_dispatch(tokens, Steps::SEND, stream)?;
         Ok(Sent(self.begin_flight(stream, Halves::Tokens(tokens.count))?))
@@ -279,11 +258,9 @@ impl ExpertParallel {
 
     /// Returns the experts' results to the tokens: `output` gets for each token of the last
     /// dispatch the sum of the rows of its experts times their weights, plus its row of `residual`,
-    /// in f32, with one rounding for each rank, one for each team if there are several LSA teams,
-    /// and one at the end.
-    ///
-    /// `rows` are the results, where [`group`](Self::group) has put the rows. `output` overlaps no
-    /// other buffer, except that it may begin where the residual does.
+    /// in f32, with one rounding for each rank, one for each of several LSA teams, and one at the
+    /// end. `rows` are the results, where [`group`](Self::group) has put the rows. `output`
+    /// overlaps no other buffer, except that it may begin where the residual does.
     ///
     /// # Errors
     ///
@@ -297,14 +274,13 @@ impl ExpertParallel {
         stream: &Stream,
     ) -> Result<()> {
         let at = self.check_results(rows)?;
-        let outputs = self.check_outputs(Some(&rows.device_slice()), output, residual)?;
+        let outputs = self.check_outputs(&rows.device_slice(), output, residual)?;
         let steps = Steps::SEND | Steps::RECEIVE;
         Launch { experts: self, steps, stream }.combine(at, outputs)
     }
 
-    /// Does the first half of [`combine`](Self::combine): sends the results. Work that is enqueued
-    /// before [`Returning::receive`] overlaps their way; it leaves `rows` as they are. Errors are
-    /// those of [`combine`](Self::combine).
+    /// Does the first half of [`combine`](Self::combine), with its errors: sends the results. Work
+    /// that is enqueued before [`Returning::receive`] overlaps their way, and leaves `rows` alone.
     pub fn start_combine<R>(&self, rows: &R, stream: &Stream) -> Result<Returning<'_>>
     where
         R: Buffer<Element = bf16>,
@@ -324,11 +300,10 @@ impl ExpertParallel {
         self.check_rows("the experts' results", &rows.device_slice(), self.last.get().grouped)
     }
 
-    /// Checks where the sums of the experts' results go, and what is added to them. `rows` are the
-    /// results, unless they were received already.
+    /// Checks where the sums of the experts' results `rows` go, and what is added to them.
     fn check_outputs(
         &self,
-        rows: Option<&DeviceSlice<bf16>>,
+        rows: &DeviceSlice<bf16>,
         output: &impl Buffer<Element = bf16>,
         residual: Option<&DeviceSlice<bf16>>,
     ) -> Result<Outputs> {
@@ -336,9 +311,7 @@ impl ExpertParallel {
         let (output, hidden) = (output.device_slice(), self.options.hidden);
         let at = self.check_rows("the output", &output, tokens)?;
         let to = ("the output", &output, tokens * hidden);
-        rows.into_iter().try_for_each(|rows| {
-            require_apart(("the experts' results", rows, grouped * hidden), to, None)
-        })?;
+        require_apart(("the experts' results", rows, grouped * hidden), to, None)?;
         let of_residual = |residual| {
             let at = self.check_rows("the residual", residual, tokens)?;
             require_apart(("the residual", residual, tokens * hidden), to, Some(0))?;
@@ -424,12 +397,8 @@ impl ExpertParallel {
 
     /// Orders a launch after the others.
     fn begin(&self, stream: &Stream) -> Result<Turn<'_>> {
-        self.require_stream(stream)?;
+        require_context("the stream", stream.context(), self.communicator.context())?;
         self.order.begin(stream)
-    }
-
-    fn require_stream(&self, stream: &Stream) -> Result<()> {
-        require_context("the stream", stream.context(), self.communicator.context())
     }
 
     fn check_rows<T>(&self, name: &str, slice: &DeviceSlice<T>, rows: usize) -> Result<u64> {
@@ -440,9 +409,8 @@ impl ExpertParallel {
         self.communicator.context().limits().multiprocessors
     }
 
-    /// Returns the shape of a launch whose warps send `parts` parts. It has a block for each part,
-    /// to use all multiprocessors, but at most one for each of these. So its blocks run at the same
-    /// time, as each multiprocessor has room for one; the peers' blocks need not.
+    /// Returns the shape of a launch whose warps send `parts` parts: with a block for each part,
+    /// but at most one for each multiprocessor, so that all run at the same time.
     fn config(&self, parts: u32, threads: u32) -> LaunchConfig {
         let multiprocessors = self.multiprocessors();
         let blocks = self.options.blocks.unwrap_or_else(|| parts.max(FEWEST_BLOCKS));

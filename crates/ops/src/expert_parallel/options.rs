@@ -51,14 +51,14 @@ impl ExpertParallelOptions {
         Self { alignment: rows, ..self }
     }
 
-    /// Sends tokens to the experts as `F8E4M3` with an `f32` scale for each 128 elements, about
-    /// half of the bytes; [`ExpertParallel::group_f8`] puts them in order. Results return in
-    /// `bf16`. `hidden` is a multiple of 128.
+    /// Sends tokens to the experts as `F8E4M3` with an `f32` scale for each 128 elements, of which
+    /// `hidden` is a multiple; [`ExpertParallel::group_f8`] puts them in order. Results return in
+    /// `bf16`.
     ///
     /// The scale is the least power of two, at least `2^-126`, such that 448 times it is no less
-    /// than the magnitude of each of the 128 elements. So an element divided by it is exact, and
-    /// rounded once: to nearest, ties to even. Infinities become 448 times the scale, and finite
-    /// numbers above `1.75 * 2^127` that number; NaN stays, and does not count for the scale.
+    /// than the magnitude of each of the 128 elements. So elements are rounded once: to nearest,
+    /// ties to even. Infinities become 448 times the scale, and finite numbers above `1.75 * 2^127`
+    /// that number; NaN stays, and does not count for the scale.
     pub const fn f8(self) -> Self {
         Self { f8: true, ..self }
     }
@@ -67,20 +67,17 @@ impl ExpertParallelOptions {
     /// each other how many rows there are, which then arrive one after the other in the order of
     /// the experts ([`ExpertParallel::rows`]). A rank has room for `rows` of them from all ranks
     /// together, including what alignment leaves free, but never for more than there can be. If a
-    /// rank needs more, further rows are left out, and [`ExpertParallel::check`] fails in every
-    /// rank.
+    /// rank needs more, rows are left out, and [`ExpertParallel::check`] fails in every rank.
     ///
-    /// By default the form is that for low latency, in which no rank waits before it sends, and
-    /// which has memory for the most tokens of each rank, several times. Several LSA teams have no
-    /// form for high throughput.
+    /// By default, and in several LSA teams always, the form is that for low latency, in which no
+    /// rank waits before it sends, and which has memory for the most tokens of each rank.
     pub const fn throughput(self, rows: usize) -> Self {
         Self { rows: Some(rows), ..self }
     }
 
     /// Sets the most blocks of a kernel; those that send and receive are also at most the GPU's
-    /// multiprocessors. Default: the number that there is work for. In several LSA teams every rank
-    /// has the same number that send and receive, by default at most 32, as each of them sends
-    /// messages of its own.
+    /// multiprocessors. Default: the number that there is work for; in several LSA teams, where
+    /// each block sends messages of its own, at most 32.
     pub const fn blocks(self, blocks: u32) -> Self {
         Self { blocks: Some(blocks), ..self }
     }
@@ -92,15 +89,8 @@ impl ExpertParallelOptions {
     }
 
     /// Creates the operation. *Collective*. It allocates what [`memory`](Self::memory) says, and
-    /// [`most_rows`](ExpertParallel::most_rows) words.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`] for sizes that the kernels do not support; those of loading kernels,
-    /// and of creating windows and a device communicator;
-    /// [`WorldError::CallFailed`](devcomm_host::WorldError::CallFailed) if another rank fails;
-    /// [`WorldError::OptionsDiffer`](devcomm_host::WorldError::OptionsDiffer) for ranks with
-    /// different options.
+    /// [`most_rows`](ExpertParallel::most_rows) words. Errors are those of
+    /// [`memory`](Self::memory) and of [`Collectives::new`](crate::Collectives::new).
     pub fn build(self, comm: &Communicator) -> Result<ExpertParallel> {
         let made = comm.together(NAME, || ExpertParallel::new(comm, self))?;
         comm.name(&made.order, "ExpertParallel");
@@ -121,13 +111,9 @@ impl ExpertParallelOptions {
         let sent = self.sent(shape);
         let slots = |slots: u32| word * lamport_words(ranks, slots as usize);
         let numbered = ep_dispatch::numbered_slots(shape) + ep_combine::NUMBERED_SLOTS;
-        let all = ranks * self.tokens;
-        // In words: experts, weights and returns of each token.
-        let per_token = 2 * self.top_k + ep_layout::RETURN_WORDS;
-        let states = 2 * Lamport::<1>::STATE + Faults::WORDS;
-        // Also counts, targets and the absent ranks of two words each, offsets and sizes.
-        let routing =
-            all * per_token + ranks + 2 * (self.tokens + 1) + states + 2 * self.local(ranks) + 1;
+        // In words: experts, weights and returns of each token, counts, and the common ones.
+        let of_tokens = ranks * self.tokens * (2 * self.top_k + ep_layout::RETURN_WORDS);
+        let routing = of_tokens + ranks + 2 * Lamport::<1>::STATE + self.common_words(ranks);
         Ok(ExpertParallelMemory {
             dispatch_slots: slots(self.sent_slots(sent)),
             combine_slots: slots(shape.slots()),
@@ -137,18 +123,17 @@ impl ExpertParallelOptions {
         })
     }
 
+    /// Returns the words of targets and absent ranks, two of each, offsets, sizes and faults.
+    fn common_words(self, ranks: usize) -> usize {
+        2 * (self.tokens + 1) + 2 * self.local(ranks) + 1 + Faults::WORDS
+    }
+
     fn memory_for_throughput(self, shape: Shape, ranks: usize) -> ExpertParallelMemory {
         let (word, sent, rows) = (size_of::<u32>(), self.sent(shape), self.most_rows(ranks));
         let scales = if self.f8 { rows * sent.scale_vectors() as usize } else { 1 };
-        // The sum of words has `firsts`, targets and the absent ranks of two words each, and
-        // offsets and sizes.
-        let routing = Counted::token_words(rows)
-            + Counted::STATE
-            + (ranks + 1)
-            + 2 * (self.tokens + 1)
-            + Faults::WORDS
-            + 2 * self.local(ranks)
-            + 1;
+        let firsts = ranks + 1;
+        let routing =
+            Counted::token_words(rows) + Counted::STATE + firsts + self.common_words(ranks);
         ExpertParallelMemory {
             dispatch_slots: 0,
             combine_slots: 2 * self.tokens * self.hidden * Counted::results(shape, ranks),
@@ -158,9 +143,8 @@ impl ExpertParallelOptions {
         }
     }
 
-    /// Returns what it allocates for `ranks` ranks in `teams` LSA teams, at least two, on GPUs that
-    /// have at least one multiprocessor for each block. Errors are those of
-    /// [`memory`](Self::memory).
+    /// Returns what it allocates for `ranks` ranks in `teams` LSA teams, at least two, on GPUs with
+    /// a multiprocessor for each block. Errors are those of [`memory`](Self::memory).
     pub fn memory_in_teams(self, ranks: usize, teams: usize) -> Result<ExpertParallelMemory> {
         refuse_if!(teams < 2 || !ranks.is_multiple_of(teams), "{ranks} ranks in {teams} LSA teams");
         let shape = self.shape(ranks, teams)?;
@@ -195,7 +179,6 @@ impl ExpertParallelOptions {
             .option("threads", or_default(threads))
     }
 
-    /// Returns the type of tokens on their way to the experts.
     pub(super) fn row_type(self) -> DataType {
         if self.f8 { F8E4M3::DATA_TYPE } else { bf16::DATA_TYPE }
     }
@@ -217,7 +200,6 @@ impl ExpertParallelOptions {
         self.rows.map_or(all, |rows| rows.min(all))
     }
 
-    /// Returns the number of experts of a rank.
     pub(super) fn local(self, ranks: usize) -> usize {
         self.experts / ranks
     }
@@ -285,12 +267,10 @@ pub struct ExpertParallelMemory {
     /// Where rows of tokens arrive: two banks, which take turns, with room for the most tokens of
     /// each rank, this one included (with 2 ranks, of the other one only). In several LSA teams
     /// there is room for three times the most tokens of a rank of each team, with their experts and
-    /// weights: once for what is sent, and twice for what arrives. It is 0 for high throughput:
-    /// rows arrive where they stay.
+    /// weights, once for what is sent. It is 0 for high throughput: rows arrive where they stay.
     pub dispatch_slots: usize,
-    /// Where results arrive: the same for results; in several LSA teams also the most tokens of
-    /// each rank. For high throughput a token has a result of each of its experts, or of each rank
-    /// if there are fewer ranks.
+    /// The same for results; in several LSA teams also the most tokens of each rank. For high
+    /// throughput a token has a result of each of its experts, or of each rank if these are fewer.
     pub combine_slots: usize,
     /// Where numbers of tokens and experts with weights arrive: two banks of 16 bytes for each
     /// token and expert of each rank. For high throughput a word for each rank and expert.

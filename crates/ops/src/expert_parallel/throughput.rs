@@ -10,10 +10,8 @@ use crate::prelude::*;
 /// The memory of the form for high throughput; from `flags` on, that of the kernels' [`Counted`].
 pub(super) struct Throughput {
     dev_comm: DevCommResource,
-    /// Where rows arrive.
     rows: Window<u8>,
     scales: Window<f32>,
-    /// Where results arrive.
     results: Window<bf16>,
     flags: Window<u32>,
     counts: Window<u32>,
@@ -26,6 +24,11 @@ pub(super) struct Throughput {
 }
 
 impl Throughput {
+    pub(super) const FILES: [&str; 3] = [
+        kernels::ep_combine_counted::FILE,
+        kernels::ep_dispatch_counted::<bf16>::FILE,
+        kernels::ep_expand::FILE,
+    ];
     /// Allocates memory for results of `shape`, and for tokens. *Collective*.
     pub(super) fn new(comm: &Communicator, options: Options, shape: Shape) -> Result<Self> {
         let sent = options.sent(shape);

@@ -41,7 +41,7 @@ impl<F: Fusion> FusedGemm<F> {
     pub(super) fn measure_first(&self, operands: &Operands) -> Result<()> {
         let (base, key) = (&self.base, Self::key(operands.extents));
         let is_known = base.decisions.chosen(key).next().is_some();
-        if is_known || base.context().refuse_capturing("a plan is measured").is_err() {
+        if is_known || base.comm.context().refuse_capturing("a plan is measured").is_err() {
             return Ok(());
         }
         let (call, shape) = ("the first product of a shape", operands.extents.lengths());
@@ -57,7 +57,7 @@ impl<F: Fusion> FusedGemm<F> {
     ) -> Result<F::Plan> {
         let base = &self.base;
         let own = operands.and_then(|operands| {
-            base.context().refuse_capturing("the plans of a product are measured")?;
+            base.comm.context().refuse_capturing("the plans of a product are measured")?;
             let key = Self::key(operands.extents);
             let expected = self.fusion.choose(base, key).plan;
             let plans = self.fusion.timed(base, key, expected);
@@ -80,23 +80,20 @@ impl<F: Fusion> FusedGemm<F> {
         })
     }
 
-    /// Returns the fastest of these plans, the same in all ranks. The plan that is not fused is
-    /// timed with the likely plans of its product. Plans that not all ranks can do are left out. An
-    /// error leaves the product's plan as it was. *Collective*.
+    /// Returns the fastest of these plans, the same in all ranks, among those that all ranks can
+    /// do. An error leaves the product's plan as it was. *Collective*.
     fn time(&self, operands: &Operands, plans: &[F::Plan], expected: F::Plan) -> Result<F::Plan> {
         let (comm, extents) = (&self.base.comm, operands.extents);
         let gemm = self.base.unfused.get().map(|unfused| &unfused.gemm);
-        let own = || match gemm {
-            Some(gemm) if operands.matrices.are_aligned() => {
-                Ok((gemm.plan_of(extents)?, gemm.likely(extents)?))
-            }
-            // The portable kernel multiplies these, whatever the plan.
-            Some(gemm) => Ok((gemm.plan_of(extents)?, Vec::new())),
-            // Without the plan of two kernels there is no product whose plan matters.
-            None => Ok((GemmPlan::Portable, Vec::new())),
+        let is_aligned = operands.matrices.are_aligned();
+        let own = || {
+            let before = gemm.map_or(Ok(GemmPlan::Portable), |gemm| gemm.plan_of(extents))?;
+            // The portable kernel multiplies what is not aligned, whatever the plan.
+            let aligned = gemm.filter(|_| is_aligned);
+            let likely = aligned.map_or(Ok(Vec::new()), |gemm| gemm.likely(extents))?;
+            Ok(((before, likely.clone()), hash(likely)))
         };
-        let own = own().map(|(before, likely)| ((before, likely.clone()), hash(likely)));
-        let ((before, likely), all) = comm.collective("measure: the products").agree(own)?;
+        let ((before, likely), all) = comm.collective("measure: the products").agree(own())?;
         let are_same = all.iter().all(|hash| *hash == all[0]);
         let products = if are_same && !likely.is_empty() { likely } else { vec![before] };
         let select = |(plan, product)| {
@@ -104,10 +101,7 @@ impl<F: Fusion> FusedGemm<F> {
             gemm.map_or(Ok(true), |gemm| gemm.select(extents, product))
         };
         // A plan's workspace may be too small: then the decision is another plan than that set.
-        let can = |plan| {
-            let is_aligned = plan == F::UNFUSED || operands.matrices.are_aligned();
-            is_aligned && self.decide(extents).plan == plan
-        };
+        let can = |plan| (plan == F::UNFUSED || is_aligned) && self.decide(extents).plan == plan;
         let products_of = |plan| if plan == F::UNFUSED { &products[..] } else { &products[..1] };
         let pairs = plans
             .iter()

@@ -1,19 +1,17 @@
-//! A product with a collective, as one operation: how all of these choose a plan, prepare it and
-//! launch it. Both `explain` and a launch use the decision of [`FusedGemm::decide`], which is kept:
-//! a plan that was set or measured, or that of [`Fusion::choose`]. A plan is a [`Strategy`], or the
-//! product and the collective one after the other, [`Unfused`].
+//! A product with a collective, as one operation: how all of these choose a plan, a [`Strategy`] or
+//! [`Unfused`], prepare it and launch it.
 
 mod measure;
-mod wide;
 
 use std::fmt::{self, Debug, Display};
 use std::str::FromStr;
 use std::sync::Arc;
 
-pub(crate) use self::wide::ExchangeKernels;
+use devcomm_kernels::gemm::gemm_wgmma::CLUSTER;
+
 use crate::collectives::HOPPER;
 use crate::decisions::Decisions;
-use crate::gemm::{Added, Matrices};
+use crate::gemm::{Added, Matrices, wide_grid};
 use crate::prelude::*;
 use crate::tuned::Tuned;
 use crate::{Collectives, CollectivesOptions, Gemm};
@@ -36,7 +34,6 @@ pub struct Base<F: Fusion> {
     order: Arc<StreamOrder>,
     /// The largest matrix that the ranks exchange: its rows and columns.
     pub(crate) most: [usize; 2],
-    /// The name of this rank's GPU.
     pub(crate) gpu: String,
     /// The fewest multiprocessors of any rank's GPU, so that all ranks choose the same plans.
     pub(crate) multiprocessors: u32,
@@ -55,7 +52,6 @@ pub struct Unfused {
     pub(crate) collectives: Collectives,
 }
 
-/// Plans for any number of ranks.
 pub(crate) const ANY_RANKS: (&[usize], &str) = (&[], "any ranks");
 
 /// The environment variable by which the first product of a shape is measured.
@@ -68,15 +64,10 @@ thread_local! {
 }
 
 impl<F: Fusion> Base<F> {
-    pub(crate) fn context(&self) -> &Context {
-        self.comm.context()
-    }
-
     /// Prepares the kernels of a plan and their memory, the first time. A fused plan is for ranks
-    /// that reach each other. Their number is one of `ranks`, which `which` describes, or any if
-    /// `ranks` is empty. `load` returns the kernels with numbers, such as what is resident;
-    /// `allocate` gets the least of all ranks' numbers, so all ranks have the same grid.
-    /// *Collective*.
+    /// that reach each other, one of the numbers `ranks`, which `which` describes, or any if there
+    /// are none. `load` returns the kernels with numbers, such as what is resident; `allocate` gets
+    /// the least of all ranks' numbers, so all ranks have the same grid. *Collective*.
     pub(crate) fn prepare<T, U>(
         &self,
         (cell, plan): (&OnceCell<U>, F::Plan),
@@ -115,7 +106,6 @@ impl<F: Fusion> Base<F> {
 /// A product that was checked: the matrices have the elements, and are of the operation's context.
 #[derive(Clone)]
 pub struct Operands {
-    /// A, B and C.
     pub(crate) slices: [DeviceSlice<bf16>; 3],
     pub(crate) matrices: Matrices,
     pub(crate) extents: Extents,
@@ -174,7 +164,7 @@ pub trait Fusion: Sized {
     /// Enqueues the product and the collective, one after the other.
     fn launch_unfused(&self, base: &Base<Self>, operands: &Operands) -> Result<()>;
 
-    /// Returns the plan of a shape for which none was chosen that can do it.
+    /// Returns the plan of a shape for which none was set or measured.
     fn choose(&self, base: &Base<Self>, extents: Extents) -> Explanation<Self::Plan>;
 
     /// Returns the plans that [`FusedGemm::measure`] times, of which `usual` is the default.
@@ -185,7 +175,6 @@ pub trait Fusion: Sized {
         Ok(())
     }
 
-    /// Returns what `Debug` says.
     fn describe(&self, base: &Base<Self>) -> String {
         format!("{} ranks", base.comm.n_ranks())
     }
@@ -197,9 +186,9 @@ pub trait Fusion: Sized {
 pub trait Output<F: Fusion>: Buffer<Element = bf16> {}
 
 impl<F: Fusion> FusedGemm<F> {
-    /// Creates the operation for matrices of up to `most`. The ranks compare `most` and `options`.
-    /// `fuse` gets whether all ranks have the kernels of Hopper and reach each other, and whether
-    /// their GPUs are alike. Plans that were measured are kept by the name `kept`. *Collective*.
+    /// Creates the operation for matrices of up to `most`. `fuse` gets whether all ranks have the
+    /// kernels of Hopper and reach each other, and whether their GPUs are alike. Plans that were
+    /// measured are kept by the name `kept`. *Collective*.
     pub(crate) fn create(
         comm: &Communicator,
         stream: &Stream,
@@ -257,8 +246,8 @@ impl<F: Fusion> FusedGemm<F> {
         Ok(made)
     }
 
-    /// Prepares the plans that this machine has measured for shapes that are no larger than the
-    /// largest, and that these ranks would measure: all ranks have the same ones. *Collective*.
+    /// Prepares the plans that this machine has measured for shapes of this size, if these ranks
+    /// would measure them. *Collective*.
     pub(crate) fn prepare_kept(&self) -> Result<()> {
         let (base, [first, second]) = (&self.base, self.base.most);
         for (shape, plan) in base.decisions.tuned.all() {
@@ -273,19 +262,15 @@ impl<F: Fusion> FusedGemm<F> {
         Ok(())
     }
 
-    /// Returns how a product of `[m, n, k]` would be done, and why.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`] for a shape that no product has.
+    /// Returns how a product of `[m, n, k]` would be done, and why; an [`Error::InvalidInput`] for
+    /// a shape that no product has.
     pub fn explain(&self, shape: [usize; 3]) -> Result<Explanation<F::Plan>> {
         Ok(self.decide(F::extents(shape)?))
     }
 
     /// Does all products by this plan if it can do them; `None` returns to the plans of the shapes.
-    /// Every rank sets the same plan between the same products. *Collective*.
-    ///
-    /// The first time that a plan is needed, its workspace is allocated; the plans tell its size.
+    /// Every rank sets the same plan between the same products. The first time that a plan is set,
+    /// its workspace is allocated; the plans tell its size. *Collective*.
     ///
     /// # Errors
     ///
@@ -339,8 +324,8 @@ impl<F: Fusion> FusedGemm<F> {
     /// neither `a` nor `b`. Only work on this stream may access `c` until the product has ended.
     ///
     /// A product fills the GPU: operations of other objects on other streams wait for it, or it for
-    /// them, in the order of the host's calls, which is the same on all ranks. Where the ranks call
-    /// them in another order, [`synchronize_within`](Stream::synchronize_within) lists them.
+    /// them, in the order of the host's calls, which is the same on all ranks.
+    /// [`synchronize_within`](Stream::synchronize_within) lists those of another order.
     ///
     /// # Errors
     ///
@@ -359,7 +344,6 @@ impl<F: Fusion> FusedGemm<F> {
         self.run(&self.operands(matrices, &Added::NOTHING, shape)?)
     }
 
-    /// Checks a product, and what is added to it.
     pub(crate) fn operands(
         &self,
         slices: [DeviceSlice<bf16>; 3],
@@ -370,7 +354,8 @@ impl<F: Fusion> FusedGemm<F> {
         let [rows_of_a, rows_of_c] = self.fusion.rows(&self.base, extents)?;
         F::require_c(&self.base, c, [rows_of_c, n])?;
         let rows = [rows_of_a, n, rows_of_c];
-        let matrices = Matrices::checked(self.base.context(), extents, (a, b, c), rows, added)?;
+        let matrices =
+            Matrices::checked(self.base.comm.context(), extents, (a, b, c), rows, added)?;
         let Added { bias, activation, residual } = added;
         let has_epilogue = bias.is_some() || activation.is_some() || residual.is_some();
         Ok(Operands { slices, matrices, extents, has_epilogue })
@@ -381,7 +366,6 @@ impl<F: Fusion> FusedGemm<F> {
         if F::COLUMNS_DIFFER { extents.without_columns() } else { extents }
     }
 
-    /// Returns the plan of a shape, and why.
     pub(crate) fn decide(&self, extents: Extents) -> Explanation<F::Plan> {
         let key = Self::key(extents);
         let can = |plan| match self.fusion.strategy(plan) {
@@ -423,7 +407,47 @@ impl<F: Fusion> Debug for FusedGemm<F> {
     }
 }
 
-/// Returns what was prepared, or an error.
 pub(crate) fn prepared<T>(cell: &OnceCell<T>) -> Result<&T> {
     cell.get().map_or_else(|| refuse("the plan of the product is not prepared"), Ok)
+}
+
+/// Kernels that send tiles of sums to peers, as Lamport messages, and the memory of the messages.
+pub(crate) struct ExchangeKernels {
+    pub(crate) compiled: Kernels,
+    pub(crate) dev_comm: DevCommResource,
+    pub(crate) memory: LamportMemory,
+    /// What fits on every rank's GPU: all ranks have the same numbers, and so the same grid.
+    ///
+    /// For a `wide` plan there is one pair: the number of blocks that are resident at the same
+    /// time, and a number that is not used. For `swapped` plans, whose tiles have few rows, there
+    /// are four pairs, for clusters of 1, 2, 4 and 8 blocks in this order: the number of such
+    /// clusters that are resident at the same time, and the bytes of dynamic shared memory that a
+    /// block has.
+    pub(crate) resident: Vec<[u32; 2]>,
+}
+
+impl ExchangeKernels {
+    /// Allocates the memory of messages with a capacity in slots; `capacity` is `None`, which is an
+    /// error, if the largest product needs too many. With `has_barriers`, there is an LSA barrier
+    /// for each of the blocks that are resident (the first number of `resident`). *Collective*.
+    pub(crate) fn new<F: Fusion>(
+        Base { comm, most: [m, n], .. }: &Base<F>,
+        (compiled, resident): (Kernels, Vec<[u32; 2]>),
+        capacity: Option<u32>,
+        has_barriers: bool,
+    ) -> Result<Self> {
+        let Some(capacity) = capacity else {
+            return refuse(format!("a product of {m} x {n} elements is too large"));
+        };
+        let memory = LamportMemory::allocate(comm, capacity)?;
+        let barriers = if has_barriers { resident[0][0] } else { 0 };
+        let requirements = DevCommRequirements::new().lsa_barriers(barriers);
+        Ok(Self { compiled, dev_comm: comm.create_dev_comm(requirements)?, memory, resident })
+    }
+
+    /// Returns the shape of a launch of a `wide` plan, for so many pairs of `gemm_wgmma`'s tiles:
+    /// each cluster computes one pair at a time.
+    pub(crate) fn wide_config(&self, pairs: u64) -> LaunchConfig {
+        wide_grid(self.resident[0][0] / CLUSTER, pairs)
+    }
 }

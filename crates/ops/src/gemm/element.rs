@@ -22,8 +22,7 @@ pub trait GemmOutput<T>: Element + Sealed {}
 pub trait ScaledElement: GemmElement {}
 
 /// An element type of 16 bits, whose A and B may be stored transposed or have groups of rows:
-/// `bf16` or `f16`. Hopper's tensor cores take 8-bit floats only with the terms of a sum side by
-/// side.
+/// `bf16` or `f16`.
 #[diagnostic::on_unimplemented(
     message = "products of `{Self}` have no transposed A or B, and no groups",
     note = "tensor cores transpose 16-bit floats only: store A as `m x k` and B as `n x k`"
@@ -53,15 +52,6 @@ elements! {
     ScaledElement: F8E4M3 in bf16;
     ScaledElement: F8E5M2 in bf16;
 }
-
-/// Evaluates an expression in which `$half` is a [`HalfElement`] of this type of data.
-macro_rules! of_halves {
-    ($data_type:expr, $half:ident => $then:expr) => {
-        with_type!($data_type, $half => $then; { DataType::Float16 => f16, _ => bf16 })
-    };
-}
-
-pub(super) use of_halves;
 
 /// Refuses a product of 8-bit floats, and says what their kernels need.
 pub(super) fn no_kernel<T: Element>(Matrices { shape: [.., k], .. }: Matrices) -> Result<()> {

@@ -5,7 +5,7 @@ use devcomm_kernels::gemm::groups::GroupsArgs;
 use devcomm_kernels::gemm::shapes::Cluster;
 use devcomm_kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide};
 
-use super::element::{HalfElement, of_halves};
+use super::element::HalfElement;
 use super::launches::{Matrices, map, wide_maps};
 use super::product::{Activation, Added};
 use super::{GemmPlan, Tiling};
@@ -86,12 +86,7 @@ const FEW: GemmPlan = swapped::<M64N128>();
 const SEVERAL: GemmPlan = swapped::<M128N128>();
 
 impl GroupedGemm {
-    /// Prepares products launched on `stream`.
-    ///
-    /// # Errors
-    ///
-    /// [`LaunchError::WrongArch`](devcomm_host::LaunchError::WrongArch) on a GPU before Ampere;
-    /// those of loading kernels.
+    /// Prepares products launched on `stream`. Errors are those of [`Gemm::new`](super::Gemm::new).
     pub fn new(stream: &Stream) -> Result<Self> {
         let compiled = Kernels::load(stream.context(), &KERNELS.only(FILES))?;
         let is_hopper = compiled.info::<kernels::gemm_grouped<bf16>>().is_ok();
@@ -183,7 +178,7 @@ impl GroupedGemm {
         let ([m, n, k], count, target) = (shape, groups.count, self.compiled.on(&self.stream));
         // SAFETY: `address` has checked that the buffers have the elements; memory that is dropped
         // is freed after the work of the streams, and after the graphs.
-        of_halves!(T::DATA_TYPE, Half => unsafe {
+        with_element!(T::DATA_TYPE, Half in f16, bf16 => unsafe {
             let plan = match matrices.are_aligned() {
                 true => self.plan_of(groups.count as usize, extents),
                 false => GemmPlan::Portable,

@@ -4,15 +4,14 @@ use devcomm_host::TensorMapDesc;
 use devcomm_kernels::gemm::gemm_swapped::{self as swapped, Cluster, Division, Shape};
 use devcomm_kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide, slices};
 
-use super::element::{GemmElement, GemmOutput, no_kernel, of_halves};
+use super::element::{GemmElement, GemmOutput, no_kernel};
 use super::model::ResidentClusters;
 use super::plan::{GemmPlan, Tiling};
 use super::product::{Added, EpilogueArgs};
 use super::{Gemm, SliceMemory};
 use crate::prelude::*;
 
-/// A launch's matrices, as their addresses, and its epilogue. A and B may be stored transposed;
-/// `groups` of rows have a B each.
+/// A launch's matrices, as their addresses, and its epilogue. `groups` of rows have a B each.
 #[derive(Clone, Copy)]
 pub struct Matrices {
     pub(crate) a: u64,
@@ -98,8 +97,8 @@ pub(super) struct Tiled {
 type LaunchTiled = unsafe fn(&Gemm, Matrices, &Tiled) -> Result<()>;
 
 impl Gemm {
-    /// Prepares a plan. Returns `None` for the portable one, if the GPU has no room for the plan,
-    /// or if the type has no such kernel.
+    /// Prepares a plan, unless it is the portable one, or the GPU has no room or the type no
+    /// kernel.
     pub(super) fn prepare_plan<T: GemmElement, O: GemmOutput<T>>(
         &self,
         plan: GemmPlan,
@@ -143,6 +142,7 @@ impl Gemm {
         };
         let _turn = self.order.begin(&self.stream)?;
         let ([ta, tb], target) = (transposed, self.compiled.on(&self.stream));
+        let in_f32 = O::DATA_TYPE == DataType::Float32;
         // SAFETY: the caller passes matrices of the prepared shape that outlive the product.
         // `_turn` orders the products, which use the memory of the slices.
         unsafe {
@@ -151,45 +151,41 @@ impl Gemm {
                 Some(Prepared::Wide(config)) => {
                     let ([a, b, c], unaligned) = wide_maps::<T, O>(&self.stream, matrices)?;
                     let args = (a, b, c, unaligned, m, n, k, ta, tb, epilogue);
-                    with_type!(T::DATA_TYPE, E => match O::DATA_TYPE {
-                        DataType::Float32 => {
-                            kernels::gemm_wgmma_f32::<E>::launch(args, config, &target)
-                        }
-                        _ => kernels::gemm_wgmma::<E>::launch(args, config, &target),
-                    }; {
-                        DataType::Bfloat16 => bf16, DataType::Float16 => f16,
-                        DataType::Float8e4m3 => F8E4M3, _ => F8E5M2
+                    with_element!(T::DATA_TYPE, E in bf16, f16, F8E4M3, F8E5M2 => if in_f32 {
+                        kernels::gemm_wgmma_f32::<E>::launch(args, config, &target)
+                    } else {
+                        kernels::gemm_wgmma::<E>::launch(args, config, &target)
                     })
                 }
                 Some(Prepared::Blocks(config)) => {
                     let ([a, b, c], unaligned) = wide_maps::<T, O>(&self.stream, matrices)?;
                     let [scales_a, scales_b] = matrices.block_scales;
                     let args = (a, b, c, unaligned, m, n, k, scales_a, scales_b, epilogue);
-                    with_type!(T::DATA_TYPE, Scaled => {
+                    with_element!(T::DATA_TYPE, Scaled in F8E4M3, F8E5M2 => {
                         kernels::gemm_blocks::<Scaled>::launch(args, config, &target)
-                    }; { DataType::Float8e4m3 => F8E4M3, _ => F8E5M2 })
+                    })
                 }
                 None if size_of::<T>() == 1 => no_kernel::<T>(matrices),
                 None => {
                     let (args, config) =
                         ((a, b, c, m, n, k, ta, tb, epilogue), portable_config(m, n)?);
-                    of_halves!(T::DATA_TYPE, Half => match O::DATA_TYPE {
-                        DataType::Float32 => {
-                            kernels::gemm_mma_f32::<Half>::launch(args, config, &target)
-                        }
-                        _ => kernels::gemm_mma::<Half>::launch(args, config, &target),
+                    with_element!(T::DATA_TYPE, Half in f16, bf16 => if in_f32 {
+                        kernels::gemm_mma_f32::<Half>::launch(args, config, &target)
+                    } else {
+                        kernels::gemm_mma::<Half>::launch(args, config, &target)
                     })
                 }
             }
         }
     }
 
-    /// Returns the argument of a product of this number of slices. On Hopper, where products have
-    /// slices, there is memory.
+    /// Returns the argument of a product of this number of slices, on Hopper, where there is
+    /// memory.
     fn slices_args(&self, count: u32) -> SlicesArgs {
-        let addresses =
-            |(sums, arrived): &SliceMemory| [sums.device_address(), arrived.device_address()];
-        let [sums, arrived] = self.slices.as_ref().map_or([0; 2], addresses);
+        let (sums, arrived) = self
+            .slices
+            .as_ref()
+            .map_or((0, 0), |(sums, arrived)| (sums.device_address(), arrived.device_address()));
         SlicesArgs { count, sums, arrived }
     }
 }
@@ -202,8 +198,7 @@ fn portable_config(m: u32, n: u32) -> Result<LaunchConfig> {
     Ok(LaunchConfig::new(tiles as u32, portable::THREADS).with_dynamic_shared(portable::SHARED))
 }
 
-/// Returns the shape of launches of `gemm_wgmma` and `gemm_blocks`, with at most the blocks that
-/// are resident; `None` if the GPU has no room.
+/// Returns the shape of launches of `gemm_wgmma` and `gemm_blocks`, if the GPU has room.
 pub(super) fn wide_config(compiled: &Kernels, [m, n, _]: [u32; 3]) -> Result<Option<LaunchConfig>> {
     let resident =
         compiled.resident_blocks::<kernels::gemm_wgmma<bf16>>(wide::THREADS, wide::SHARED)?;
@@ -213,7 +208,7 @@ pub(super) fn wide_config(compiled: &Kernels, [m, n, _]: [u32; 3]) -> Result<Opt
     Ok(possible.then(|| wide_grid(clusters, pairs)))
 }
 
-/// Returns the number of pairs of `gemm_wgmma`'s tiles. A cluster computes a pair at a time.
+/// Returns the number of pairs of `gemm_wgmma`'s tiles, of which a cluster computes one at a time.
 pub(crate) fn wide_pairs(m: u32, n: u32) -> u64 {
     u64::from(m.div_ceil(wide::CLUSTER * wide::TILE_M)) * u64::from(n.div_ceil(wide::TILE_N))
 }
@@ -244,8 +239,8 @@ pub(super) fn slice_memory(compiled: &Kernels, context: &Context) -> Result<Slic
     Ok((context.alloc(blocks * largest)?, context.alloc(blocks)?))
 }
 
-/// Returns how many clusters of `blocks` blocks are resident if a block has all the dynamic shared
-/// memory that it may have, and that memory in bytes.
+/// Returns the most dynamic shared memory of a block in bytes, after the number of clusters of
+/// `blocks` such blocks that are resident.
 pub(crate) fn resident<S: Shape, K: Kernel>(
     compiled: &Kernels,
     context: &Context,
@@ -256,8 +251,8 @@ pub(crate) fn resident<S: Shape, K: Kernel>(
     Ok([compiled.resident_clusters::<K>(blocks, S::THREADS, shared)?, shared])
 }
 
-/// Returns the maps of A, B and C for tiles of `gemm_wgmma`, and C's address if its rows are not
-/// aligned: then A's map is in place of C's, which is not used.
+/// Returns the maps of A, B and C for tiles of `gemm_wgmma`, and 0; or, if C's rows are not
+/// aligned, any map in place of C's, and its address.
 pub(crate) fn wide_maps<T: GemmElement, O: GemmOutput<T>>(
     stream: &Stream,
     Matrices { a, b, c, shape: [m, n, k], groups, transposed, .. }: Matrices,
@@ -300,7 +295,7 @@ impl<K: Copy, L: Copy> TileKernel<K, L> {
 }
 
 /// Returns how a product is divided among the clusters that are resident with this shared memory,
-/// and the shape of its launch; `None` if they cannot do it.
+/// and the shape of its launch, if they can do it.
 fn divide<S: Shape>(
     shape: [u32; 3],
     cluster: Cluster,
@@ -319,8 +314,7 @@ fn divide<S: Shape>(
 /// A kernel of a `Gemm`, for a type of A, B and C.
 type GemmKernel = TileKernel<DataType, LaunchTiled>;
 
-/// Returns the kernel for plans like this one with a size of `gemm_swapped`'s tiles. For each size
-/// there are kernels of bf16 and of f16.
+/// Returns the kernel for plans like this one with a size of `gemm_swapped`'s tiles.
 pub(super) fn kernel_of(
     plan: GemmPlan,
     tile: (u32, u32),
@@ -337,9 +331,8 @@ pub(super) fn kernel_of(
 }
 
 /// Defines a table of kernels for tiles of these shapes. In parentheses are the kernel, the
-/// function that makes its maps, the field of `Division` for a constant B, and for kernels with
-/// slices the method that makes their argument. In tiles of `gemm_unswapped` B is A: that field is
-/// `constant_a`.
+/// function that makes its maps, the field of `Division` for a constant B, which is A in tiles of
+/// `gemm_unswapped`, and for kernels with slices the method that makes their argument.
 macro_rules! tile_kernels {
     ($by_tile:ident $kernel:tt: $($shape:ident)*) => {
         static $by_tile: &[GemmKernel] = &[$(
@@ -398,7 +391,6 @@ pub(crate) fn division_args(division: Division) -> DivisionArgs {
     swapped::DivisionArgs { across, down, stages, whole, sums, constant_a, constant_b }
 }
 
-/// Returns the maps of A, B and C.
 pub(crate) fn swapped_maps<T: Element, S: Shape>(
     stream: &Stream,
     Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,
@@ -411,7 +403,6 @@ pub(crate) fn swapped_maps<T: Element, S: Shape>(
     ))
 }
 
-/// Returns the maps of A and B, and C's address.
 fn unswapped_maps<T: Element, S: Shape>(
     stream: &Stream,
     Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,

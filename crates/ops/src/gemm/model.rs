@@ -7,9 +7,8 @@ use super::launches::kernel_of;
 use super::plan::{GemmPlan, Tiling};
 use crate::prelude::*;
 
-/// How many clusters of 1, 2, 4 and 8 blocks of `gemm_swapped` run on a GPU at the same time. A
-/// cluster runs within one graphics processing cluster (GPC): larger ones leave multiprocessors
-/// unused, and how many depends on the GPCs of this GPU.
+/// How many clusters of 1, 2, 4 and 8 blocks of `gemm_swapped` run on a GPU at the same time. How
+/// many multiprocessors larger ones leave unused depends on the GPU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ResidentClusters(pub(crate) [u32; 4]);
 
@@ -28,17 +27,14 @@ impl ResidentClusters {
     }
 }
 
-/// The rounds in which the clusters of `gemm_swapped` compute a product: first whole tiles, as long
-/// as there are some for all blocks. The `across x down` tiles that share loads count as one here.
+/// The rounds in which the clusters of `gemm_swapped` compute a product: first whole tiles, while
+/// there are some for all blocks. The `across x down` tiles that share loads count as one here.
 pub(super) struct Rounds {
-    /// The tiles of the product.
     pub(super) tiles: f64,
-    /// The rounds of whole tiles.
     full: f64,
     /// The tiles that are left for the last rounds.
     rest: f64,
-    /// The rounds in which the rest is computed split, each `1 / splits` as long; 0 if the rest is
-    /// computed as whole tiles.
+    /// The rounds in which the rest is computed split, each `1 / splits` as long, or 0.
     pub(super) split: f64,
 }
 
@@ -56,8 +52,8 @@ impl Rounds {
     }
 }
 
-/// Returns the clocks in which the blocks of a plan of few rows exchange sums with the peers: after
-/// a round of split tiles each has a part of a tile. Fitted to all plans of 122 shapes on two H100.
+/// Returns the clocks in which the blocks of a plan of few rows exchange sums with the peers.
+/// Fitted to all plans of 122 shapes on two H100.
 pub(super) fn exchange(plan: GemmPlan, shape: [u32; 3], room: ResidentClusters) -> f64 {
     /// The cost of an element of C.
     const ELEMENT: f64 = 0.3;

@@ -39,7 +39,6 @@ pub struct Tiling {
 }
 
 impl Tiling {
-    /// Returns the tiling of the transposed product.
     fn transposed(self) -> Self {
         let Self { rows, columns, cluster: Cluster { splits, across, down }, slices } = self;
         let cluster = Cluster { splits, across: down, down: across };
@@ -48,8 +47,7 @@ impl Tiling {
 }
 
 impl GemmPlan {
-    /// Returns the tiling and the shape of the product that [`gemm_swapped`]'s tiles compute: for
-    /// an unswapped plan the transposed ones.
+    /// Returns the tiling and the shape, transposed for an unswapped plan, for [`gemm_swapped`].
     pub(super) fn swapped(self, [m, n, k]: [u32; 3]) -> Option<(Tiling, [u32; 3])> {
         match self {
             Self::Swapped(tiling) => Some((tiling, [m, n, k])),
@@ -75,7 +73,6 @@ impl GemmPlan {
     }
 }
 
-/// The most slices of a tile.
 const MOST_SLICES: u32 = 8;
 
 plan_text!(GemmPlan);
@@ -168,7 +165,6 @@ impl Candidates {
         Self { extents, room, plans }
     }
 
-    /// Returns the clocks of the first plan.
     fn fastest(&self) -> f64 {
         self.plans[0].0
     }
@@ -187,11 +183,9 @@ impl Candidates {
     /// Returns whether a plan is expected to take little more time than the fastest one: little
     /// relative to that time, or to that of an all-reduce in which each GPU sends `bytes`.
     ///
-    /// On two H100, a fused product of 107 rows with tiles of 64 took 1.19 times as long as product
-    /// and all-reduce by two kernels (1.15 by the model, without the all-reduce); for
-    /// 161 x 2392 x 8224 it was 1.38 times (1.09). On two H200, 128 x 28672 x 8192 took 132 us
-    /// fused and 143 by two kernels: the model expects these tiles to take 7 us more than the
-    /// fastest, and the all-reduce 22.
+    /// On two H100, fused products for which the model expects 1.15 and 1.09 times the product's
+    /// time took 1.19 and 1.38 times as long as two kernels. On two H200, 128 x 28672 x 8192 took
+    /// 132 us fused and 143 by two kernels: expected were 7 us more, and 22 for the all-reduce.
     pub(crate) fn costs_little(&self, plan: GemmPlan, bytes: f64) -> bool {
         const MOST: f64 = 1.06;
         const MOST_OF_SENT: f64 = 0.5;
@@ -207,8 +201,7 @@ impl Candidates {
     }
 
     /// Returns the plans of few rows for products that are exchanged with the peers, the one that
-    /// is expected to be the fastest first. Those that split short sums, which takes longer than it
-    /// saves, come last.
+    /// is expected to be the fastest first; those that split short sums, which is slow, come last.
     pub(crate) fn exchanging(&self) -> Vec<GemmPlan> {
         /// The most terms that are not split.
         const SHORT: u32 = 512;
@@ -225,8 +218,7 @@ impl Candidates {
         all.into_iter().map(|(.., plan)| plan).collect()
     }
 
-    /// Returns in how many rounds a plan of few rows computes split tiles. A block has sums after
-    /// each round, sooner than after a whole tile.
+    /// Returns in how many rounds a plan of few rows computes split tiles.
     pub(crate) fn split_rounds(&self, plan: GemmPlan) -> f64 {
         match plan {
             GemmPlan::Swapped(tiling @ Tiling { slices: 1, .. }) => {

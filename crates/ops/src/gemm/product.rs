@@ -10,14 +10,11 @@ use super::launches::Matrices;
 use super::{Gemm, GemmPlan};
 use crate::prelude::*;
 
-/// A product of `[m, n, k]` that an operation `G`, [`Gemm`] or [`AllGatherGemm`], began:
+/// A product of `[m, n, k]` that an operation `G`, [`Gemm`] or
+/// [`AllGatherGemm`](crate::AllGatherGemm), began:
 /// `C = activation(scale_a * scale_b * (A x B^T) + bias) + residual`, where all but `A x B^T` is
-/// optional. All is computed in `f32`, and rounded once. A product can be launched several times.
-///
-/// [`AllGatherGemm`]: crate::AllGatherGemm
-///
-/// C is of [`GemmElement::Output`] or of `f32`; its buffer decides. Bias and residual have its
-/// type.
+/// optional. All is computed in `f32`, and rounded once. It can be launched several times. C is of
+/// [`GemmElement::Output`] or of `f32`, as its buffer, and bias and residual have its type.
 #[must_use = "it is launched by `launch`"]
 pub struct Product<'g, T, O, G = Gemm> {
     pub(crate) operation: &'g G,
@@ -88,10 +85,8 @@ impl<T: ScaledElement> Product<'_, T, T::Output> {
 }
 
 impl<T: HalfElement, O: GemmOutput<T>> Product<'_, T, O> {
-    /// Takes A stored transposed: as `k x m` elements, row-major.
-    ///
-    /// On Hopper such a product is by `wgmma` and TMA if `m` is a multiple of 8: stored rows begin
-    /// at multiples of 16 bytes then. It has no kernel for few rows of C.
+    /// Takes A stored transposed: as `k x m` elements, row-major. On Hopper such a product is by
+    /// `wgmma` and TMA if `m` is a multiple of 8. It has no kernel for few rows of C.
     pub fn transposed_a(mut self) -> Self {
         self.transposed[0] = true;
         self
@@ -171,8 +166,7 @@ impl<T: GemmElement, O: GemmOutput<T>> Product<'_, T, O> {
         unsafe { gemm.enqueue::<T, O>(extents, matrices) }
     }
 
-    /// Returns which factors are transposed. A single row or column is none: it is stored the same
-    /// way.
+    /// Returns which factors are transposed. A single row or column is stored the same way.
     fn transposed(&self) -> [bool; 2] {
         let ([a, b], [m, n, k]) = (self.transposed, self.shape);
         [a && m > 1 && k > 1, b && n > 1 && k > 1]

@@ -1,13 +1,15 @@
 //! The matrix product fused with an all-reduce: its plans, and the choice among them.
 
-mod options;
 mod plan;
 mod strips;
 mod swapped;
 mod wide;
 mod wire;
 
-pub use self::options::GemmOptions;
+use std::num::NonZeroU32;
+
+use devcomm_kernels::gemm_allreduce::gemm_allreduce_mma::workspace;
+
 pub use self::plan::GemmAllReducePlan;
 use self::plan::hides_few_rows;
 pub(crate) use self::plan::{MIN_WAVES, waves};
@@ -15,6 +17,7 @@ use self::strips::Strips;
 use self::swapped::{MOST_ROWS, Swapped};
 use self::wide::Wide;
 pub use self::wire::Wire;
+use self::wire::by_wire;
 use crate::GemmPlan;
 use crate::fused::*;
 use crate::gemm::{self, Candidates, LIKELY, ResidentClusters};
@@ -63,25 +66,24 @@ pub struct AllReduce {
     exchanges_by_default: bool,
     strips: Strips,
     wide: Wide,
-    swapped: OnceCell<Swapped>,
+    swapped: Swapped,
 }
 
 impl FusedGemm<AllReduce> {
     /// Prepares products of up to `m x n` elements, launched on `stream`; [`GemmOptions`]
     /// select other kernels. *Collective*, with the same `m` and `n` on every rank.
     ///
-    /// The workspace takes up to `2 * m * n` bytes on each GPU, rounded up to whole tiles. On
-    /// Hopper GPUs it takes up to `4 * m * n` bytes instead, plus the workspace of
-    /// [`Collectives`](crate::Collectives), and on two GPUs another `8 * min(m, 256) * n` bytes for
-    /// products of few rows.
+    /// It allocates the workspaces of the plans that products have by default, whose sizes
+    /// [`GemmAllReducePlan`] says: up to `2 * m * n` bytes, but on Hopper GPUs up to `4 * m * n`
+    /// and more for few rows.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a product without elements or one that is too large, for
+    /// [`Error::InvalidInput`] for a matrix without elements or one that is too large, for
     /// arguments that differ between the ranks, a stream of another context, and a communicator
-    /// that was created without a `World`; [`DevCommError::SeveralLsaTeams`] when the ranks are not
-    /// in one LSA team; errors of loading kernels and of creating windows and a device
-    /// communicator. An error on one rank is an error on all.
+    /// that was created without a `World`; if the default plan is `Strips`,
+    /// [`DevCommError::SeveralLsaTeams`]; those of [`Gemm::new`](crate::Gemm::new) and
+    /// [`Collectives::new`](crate::Collectives::new). An error on one rank is an error on all.
     pub fn new(comm: &Communicator, stream: &Stream, m: usize, n: usize) -> Result<Self> {
         GemmOptions::new().build(comm, stream, m, n)
     }
@@ -92,16 +94,68 @@ impl FusedGemm<AllReduce> {
         self.fusion.strips.wire
     }
 
-    /// Returns the plans for products of `[m, n, k]`. Those for few rows come last, with the one
-    /// that is expected to be the fastest first.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`] for a shape that no product has.
+    /// Returns the plans for products of `[m, n, k]`: those for few rows last, the one that is
+    /// expected to be the fastest first. Errors are those of [`explain`](Self::explain).
     pub fn plans(&self, shape: [usize; 3]) -> Result<Vec<GemmAllReducePlan>> {
         let extents = Extents::with_aligned_rows(shape)?;
         let few_rows = self.fusion.few_rows(&self.base, extents);
         Ok(self.fusion.plans_of(&self.base, extents, &few_rows))
+    }
+}
+
+/// The options of a [`GemmAllReduce`], the same on every rank.
+#[derive(Clone, Copy, Debug, Default)]
+#[must_use = "options do nothing before `build`"]
+pub struct GemmOptions {
+    max_blocks: Option<NonZeroU32>,
+    wire: Wire,
+}
+
+impl GemmOptions {
+    /// Returns the default options.
+    pub const fn new() -> Self {
+        Self { max_blocks: None, wire: Wire::Bf16 }
+    }
+
+    /// Launches at most `blocks` blocks by the plan [`Strips`](crate::GemmAllReducePlan::Strips),
+    /// which leaves multiprocessors to other kernels. Default: as many as are resident everywhere.
+    pub const fn max_blocks(mut self, blocks: NonZeroU32) -> Self {
+        self.max_blocks = Some(blocks);
+        self
+    }
+
+    /// Selects the type in which partial sums travel. Default: [`Wire::Bf16`].
+    pub const fn wire(mut self, wire: Wire) -> Self {
+        self.wire = wire;
+        self
+    }
+
+    /// Creates the operation, as [`GemmAllReduce::new`] does.
+    pub fn build(
+        self,
+        comm: &Communicator,
+        stream: &Stream,
+        m: usize,
+        n: usize,
+    ) -> Result<GemmAllReduce> {
+        // Destructured, so that a new option cannot be forgotten here.
+        let Self { max_blocks, wire } = self;
+        let options = [("max_blocks", or_default(max_blocks)), ("wire", wire.to_string())];
+        // Each type has its own plans.
+        let kept = format!("{}-{wire}", AllReduce::NAME);
+        GemmAllReduce::create(comm, stream, [m, n], (&kept, &options), |[can, are_alike]| {
+            let Some(workspace) = by_wire!(wire, W => workspace::<W>(m, n, comm.n_ranks())) else {
+                return refuse(format!("a product of {m} x {n} elements is too large"));
+            };
+            let exchanges = can && wire != Wire::F32 && comm.n_ranks() >= 2;
+            Ok(AllReduce {
+                exchanges,
+                exchanges_by_default: exchanges && are_alike,
+                strips: Strips { wire, max_blocks, workspace, prepared: OnceCell::new() },
+                wide: Wide { wire, prepared: OnceCell::new() },
+                swapped: Swapped::default(),
+            })
+        })
     }
 }
 
@@ -120,15 +174,12 @@ impl AllReduce {
         plans
     }
 
-    /// Returns the plans with tiles of few rows for a shape, the one expected to be the fastest
-    /// first.
+    /// Returns the plans with tiles of few rows for a shape, the one expected to be fastest first.
     fn few_rows(&self, base: &Base<Self>, extents: Extents) -> FewRows {
-        // All ranks have the same numbers of resident clusters: the ones that `swapped` agreed on
-        // or, before it is prepared, estimates. So all choose the same plan; the table, which is
-        // for GPUs of one name, is read only if theirs are alike.
+        // All ranks have the same numbers of resident clusters, those that `swapped` agreed on or
+        // estimates, and read the table only if their GPUs are alike: so they choose the same plan.
         let usual = || ResidentClusters::usual(base.multiprocessors);
-        let room = self.swapped.get().map_or_else(usual, Swapped::room);
-        let candidates = Candidates::new(extents, room);
+        let candidates = Candidates::new(extents, self.swapped.room().unwrap_or_else(usual));
         let can_exchange = self.exchanges && self.strips.wire == Wire::Bf16;
         let (mut measured, mut plans) = (None, Vec::new());
         if can_exchange && swapped::has_few_rows(extents) {
@@ -151,9 +202,8 @@ fn exchanges_few_rows(base: &Base<AllReduce>) -> bool {
     base.comm.n_ranks() == 2
 }
 
-/// Returns whether tiles of a product of this size fill the GPU often enough. On two H100, among
-/// the shapes for which [`Candidates::hides`] expects a gain, `wide` was faster than a product and
-/// an all-reduce from 0.91 waves of tiles on.
+/// Returns whether tiles of a product of this size fill the GPU often enough. On two H100, `wide`
+/// was faster from 0.91 waves of tiles on, where [`Candidates::hides`] expects a gain.
 fn fills(base: &Base<AllReduce>, size: [usize; 2]) -> bool {
     let least = if base.comm.n_ranks() == 2 { 0.9 } else { MIN_WAVES };
     waves(size, base.multiprocessors) > least
@@ -168,11 +218,10 @@ struct FewRows {
 }
 
 impl FewRows {
-    /// Returns whether the tiles of a fused plan cost little time, compared with those of `Gemm`,
-    /// which has more shapes of tiles, and with an all-reduce of C that sends `bytes` from each
-    /// GPU; and whether the blocks compute parts of sums, for which they then wait for the other
-    /// GPUs, in at most two rounds. Three and five rounds took 1.02 to 1.13 times as long as
-    /// `unfused` on two H200: 1.07 for 1 x 5120 x 8192, 1.13 for 1 x 4560 x 9496.
+    /// Returns whether the tiles of a fused plan cost little time, compared with those of `Gemm`
+    /// and with an all-reduce of C that sends `bytes` from each GPU; and whether the blocks compute
+    /// parts of sums in at most two rounds. Three and five rounds took 1.02 to 1.13 times as long
+    /// as `unfused` on two H200.
     fn is_good(&self, plan: GemmAllReducePlan, bytes: f64) -> bool {
         const MOST_ROUNDS: f64 = 2.0;
         plan.tiling().map(GemmPlan::Swapped).is_some_and(|product| {

@@ -56,8 +56,8 @@ pub(crate) fn waves([m, n]: [usize; 2], multiprocessors: u32) -> f64 {
 }
 
 /// Returns whether a product of few rows has enough terms to hide what its kernel exchanges. If
-/// not, product and all-reduce by two kernels were up to 10 % faster on two H100 and two H200: for
-/// one or two rows, and for a C of 480 KiB to 1.5 MiB, which all multiprocessors should send.
+/// not, two kernels were up to 10 % faster on two H100 and two H200: for one or two rows, and for a
+/// C of 480 KiB to 1.5 MiB, which all multiprocessors should send.
 pub(super) fn hides_few_rows(extents: Extents) -> bool {
     let [m, n, k] = extents.lengths();
     let bytes = m.saturating_mul(n).saturating_mul(size_of::<bf16>());

@@ -15,36 +15,34 @@ pub(super) const MOST_ROWS: usize = 256;
 /// A kernel, how it divides a product, and the shape of its launch.
 type Divided = (&'static SwappedKernel, Division, LaunchConfig);
 
-/// The kernels, and the memory of their messages.
-pub(super) struct Swapped {
-    kernels: ExchangeKernels,
-    ranks: usize,
-}
+/// The kernels, and the memory of their messages, once they are prepared.
+#[derive(Default)]
+pub(super) struct Swapped(OnceCell<ExchangeKernels>);
 
 impl Swapped {
     /// Returns the clusters that are resident on all GPUs, which are the same for all tiles.
-    pub(super) fn room(&self) -> ResidentClusters {
-        ResidentClusters([0, 1, 2, 3].map(|log: usize| self.kernels.resident[log][0]))
+    pub(super) fn room(&self) -> Option<ResidentClusters> {
+        let kernels = self.0.get()?;
+        Some(ResidentClusters([0, 1, 2, 3].map(|log: usize| kernels.resident[log][0])))
     }
 
-    /// Returns the kernel with these tiles, how it divides a product, and the shape of the launch;
-    /// `None` if it cannot do the product.
-    fn divide(&self, tiling: Tiling, extents: Extents) -> Option<Divided> {
-        let [m, n, _] = extents.lengths();
-        let fits = slots(m, n).is_some_and(|slots| slots <= self.kernels.memory.capacity());
-        let kernel = kernel_of(tiling, self.ranks).filter(|_| fits && has_few_rows(extents))?;
+    /// Returns the kernel of a plan, how it divides a product, and the shape of the launch, if it
+    /// can do the product.
+    fn divide(&self, ranks: usize, plan: Plan, extents: Extents) -> Option<Divided> {
+        let (kernels, [m, n, _], tiling) = (self.0.get()?, extents.lengths(), plan.tiling()?);
+        let fits = slots(m, n).is_some_and(|slots| slots <= kernels.memory.capacity());
+        let kernel = kernel_of(tiling, ranks).filter(|_| fits && has_few_rows(extents))?;
         let Tiling { cluster, slices, .. } = tiling;
-        let resident = *self.kernels.resident.get(cluster.blocks().checked_ilog2()? as usize)?;
+        let resident = *kernels.resident.get(cluster.blocks().checked_ilog2()? as usize)?;
         let (division, config) = (kernel.divide)(extents.array(), cluster, slices, resident)?;
         // A block waits only for what the peers' blocks of its index send before they wait.
         Some((kernel, division, config.without_cooperation()))
     }
 }
 
-impl Strategy<AllReduce> for OnceCell<Swapped> {
-    fn supports(&self, _: &Base<AllReduce>, plan: Plan, extents: Extents) -> bool {
-        let divide = |(swapped, tiling): (&Swapped, _)| swapped.divide(tiling, extents);
-        self.get().zip(plan.tiling()).and_then(divide).is_some()
+impl Strategy<AllReduce> for Swapped {
+    fn supports(&self, base: &Base<AllReduce>, plan: Plan, extents: Extents) -> bool {
+        self.divide(base.comm.n_ranks(), plan, extents).is_some()
     }
 
     fn prepare(&self, base: &Base<AllReduce>, plan: Plan) -> Result<()> {
@@ -55,13 +53,13 @@ impl Strategy<AllReduce> for OnceCell<Swapped> {
         let (ranks, [m, n]) = (base.comm.n_ranks(), base.most);
         let load = || {
             let set = KERNELS.only(&[kernels::gemm_allreduce_swapped::<shapes::M8N64, 2>::FILE]);
-            let compiled = Kernels::load(base.context(), &set)?;
+            let compiled = Kernels::load(base.comm.context(), &set)?;
             // For clusters of 1, 2, 4 and 8 blocks, what all tiles have.
             let of_tiles = |blocks| {
                 KERNELS_BY_TILE.iter().filter(|kernel| kernel.is_for(ranks)).try_fold(
                     [u32::MAX; 2],
                     |[clusters, shared], kernel| {
-                        let [a, b] = (kernel.resident)(&compiled, base.context(), blocks)?;
+                        let [a, b] = (kernel.resident)(&compiled, base.comm.context(), blocks)?;
                         Ok([clusters.min(a), shared.min(b)])
                     },
                 )
@@ -69,22 +67,21 @@ impl Strategy<AllReduce> for OnceCell<Swapped> {
             let resident = [1, 2, 4, 8].into_iter().map(of_tiles).collect::<Result<_>>()?;
             Ok((compiled, resident))
         };
-        base.prepare((self, plan), ANY_RANKS, load, |compiled, resident| {
+        base.prepare((&self.0, plan), ANY_RANKS, load, |compiled, resident| {
             let slots = slots(m.min(MOST_ROWS), n);
-            let kernels = ExchangeKernels::new(base, (compiled, resident), slots, false)?;
-            Ok(Swapped { kernels, ranks })
+            ExchangeKernels::new(base, (compiled, resident), slots, false)
         })
     }
 
     unsafe fn launch(&self, base: &Base<AllReduce>, plan: Plan, operands: &Operands) -> Result<()> {
-        let swapped = prepared(self)?;
-        let divided = plan.tiling().and_then(|tiling| swapped.divide(tiling, operands.extents));
+        let kernels = prepared(&self.0)?;
+        let divided = self.divide(base.comm.n_ranks(), plan, operands.extents);
         let Some((kernel, division, config)) = divided else {
             return refuse(format!("the plan `{plan}` does no product of this shape"));
         };
         let division = Division { constant_b: base.constant_b, ..division };
         // SAFETY: the caller passes matrices that outlive the product, and orders the launches.
-        unsafe { (kernel.launch)(swapped, &base.stream, operands.matrices, division, config) }
+        unsafe { (kernel.launch)(kernels, &base.stream, operands.matrices, division, config) }
     }
 }
 
@@ -117,7 +114,7 @@ impl SwappedKernel {
 }
 
 pub(super) type Launch =
-    unsafe fn(&Swapped, &Stream, Matrices, Division, LaunchConfig) -> Result<()>;
+    unsafe fn(&ExchangeKernels, &Stream, Matrices, Division, LaunchConfig) -> Result<()>;
 
 macro_rules! tile_kernels {
     ($($shape:ident)*) => {
@@ -128,11 +125,11 @@ macro_rules! tile_kernels {
         type Tile = shapes::$shape;
         type Kernel = kernels::gemm_allreduce_swapped<Tile, $ranks>;
 
-        SwappedKernel::new::<Tile, Kernel>($ranks, |swapped, stream, matrices, division, config| {
-            let ExchangeKernels { compiled, dev_comm, memory, .. } = &swapped.kernels;
+        SwappedKernel::new::<Tile, Kernel>($ranks, |kernels, stream, matrices, division, config| {
+            let ExchangeKernels { compiled, dev_comm, memory, .. } = kernels;
             let (a, b, c) = swapped_maps::<bf16, Tile>(stream, matrices, division)?;
             let ([m, n, k], division) = (matrices.shape, division_args(division));
-            let product = Kernel::args(dev_comm, a, b, c, memory, m, n, k, division);
+            let product = Kernel::args(dev_comm, a, b, c, memory.args(), m, n, k, division);
             // SAFETY: the caller passes matrices that outlive the product, and orders the launches,
             // which use the memory that `prepare` allocates for these kernels.
             unsafe { product.config(config).launch(&compiled.on(stream)) }

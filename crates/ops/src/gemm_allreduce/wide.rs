@@ -52,7 +52,7 @@ impl Strategy<AllReduce> for Wide {
     fn prepare(&self, base: &Base<AllReduce>, plan: Plan) -> Result<()> {
         let (ranks, is_f8) = (base.comm.n_ranks(), self.wire == Wire::E4m3);
         let load = || {
-            let compiled = Kernels::load(base.context(), &KERNELS.only(&[OneShot::FILE]))?;
+            let compiled = Kernels::load(base.comm.context(), &KERNELS.only(&[OneShot::FILE]))?;
             let blocks = match ranks {
                 2 if is_f8 => compiled.resident_blocks::<OneShotF8>(THREADS, SHARED)?,
                 2 => compiled.resident_blocks::<OneShot>(THREADS, SHARED)?,
@@ -91,13 +91,13 @@ impl Strategy<AllReduce> for Wide {
         // which use the memory that `prepare` allocates for these kernels.
         unsafe {
             if let Some(own) = own {
-                let args = (dev_comm, a, b, c, own, memory, m, n, k);
+                let args = (dev_comm, a, b, c, own, memory.args(), m, n, k);
                 return OneShotF8::launch(args, plain, &target);
             }
-            let args = (dev_comm, a, b, map, &window, memory, m, n, k);
+            let args = (dev_comm, a, b, map, &window, memory.args(), m, n, k);
             match base.comm.n_ranks() {
                 2 => {
-                    let args = (dev_comm, a, b, map, c, memory, m, n, k);
+                    let args = (dev_comm, a, b, map, c, memory.args(), m, n, k);
                     OneShot::launch(args, plain, &target)
                 }
                 4 => TwoShot4::launch(args, config, &target),
