@@ -1,6 +1,6 @@
 //! Returns the experts' results to the ranks of the tokens, over several LSA teams.
 
-use super::ep_combine::{Combine, TOGETHER};
+use super::ep_combine::{Launch, TOGETHER};
 use super::prelude::*;
 
 /// Vectors of a part of a row that each lane has.
@@ -70,7 +70,7 @@ pub unsafe fn ep_combine_hybrid<B: GinBackend>(
 ) {
     grid::launch_next();
     grid::wait_for_previous();
-    let local = Combine { comm: &comm, shape, results, returns, received, steps };
+    let local = Launch { comm: &comm, shape, results, returns, received, steps };
     // SAFETY: the kernel's caller guarantees the rows, the words and the memory of the messages.
     unsafe {
         let rail = &Rail::<B>::new(&comm, mail, shape, message_vectors(shape, mail.batch));
@@ -97,7 +97,7 @@ pub unsafe fn ep_combine_hybrid<B: GinBackend>(
 }
 
 struct Hybrid<'a, B> {
-    local: Combine<'a>,
+    local: Launch<'a>,
     rail: &'a Rail<'a, B>,
     team: Team,
     partials: Window<bf16>,

@@ -42,11 +42,9 @@
 //! there is no room in the order of the experts. Both are counted in words that the host reads
 //! ([`Faults`]).
 
-mod combine_receive;
 pub mod counted;
 mod counters;
 mod counts;
-mod dispatch_receive;
 pub mod ep_combine;
 pub mod ep_combine_counted;
 pub mod ep_combine_hybrid;

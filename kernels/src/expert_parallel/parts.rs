@@ -91,6 +91,11 @@ impl<const V: usize> Part<V> {
         (at < self.end).then(|| row * self.end as usize + at as usize)
     }
 
+    /// Returns the slot of vector `i` of this lane, which is the vector's index, if there is one.
+    pub(super) fn slot(self, i: usize) -> Option<u32> {
+        self.vector_of(self.row as usize, i).map(|at| at as u32)
+    }
+
     /// Returns the index of this lane's vector of scales among those of all rows, if this is a part
     /// of row `row`: lane `i` has the scales of the vectors `i` of all lanes.
     pub(super) fn scales_of(self, row: usize) -> Option<usize> {
