@@ -30,7 +30,7 @@ const EP_DISPATCH: &str = "kernels/src/expert_parallel/ep_dispatch.rs";
 const EP_LAYOUT: &str = "kernels/src/expert_parallel/ep_layout.rs";
 const EP_COMBINE: &str = "kernels/src/expert_parallel/ep_combine.rs";
 const EP_COUNTERS: &str = "kernels/src/expert_parallel/counters.rs";
-const EP_COUNTS: &str = "kernels/src/expert_parallel/counts.rs";
+const EP_PLACES: &str = "kernels/src/expert_parallel/places.rs";
 const DISPATCH_COUNTED: &str = "kernels/src/expert_parallel/ep_dispatch_counted.rs";
 const COMBINE_COUNTED: &str = "kernels/src/expert_parallel/ep_combine_counted.rs";
 pub const EP_RAIL: &str = "kernels/src/expert_parallel/rail.rs";
@@ -235,9 +235,9 @@ pub const MUTANTS: &[Mutant] = &[
         &["mem::load", "tokens_of(", SUMMED],
     ),
     mutant("ep_combine", EP_COMBINE, (PREVIOUS, 0), NoWait, &["mem::load", "tokens_of(", SUMMED]),
-    mutant(COUNTED, EP_COUNTS, (TELL_COUNTS, 0), NARROW, &[TELL_COUNTS, "wait(Step::Counted)"]),
-    mutant(COUNTED, EP_COUNTS, (TELL_COUNTS, 0), Relax, &[COUNTS_STORED]),
-    mutant(COUNTED, EP_COUNTS, ("wait(Step::Counted)", 0), NoWait, &[COUNTS_STORED, COUNTS_LOADED]),
+    mutant(COUNTED, EP_PLACES, (TELL_COUNTS, 0), NARROW, &[TELL_COUNTS, "wait(Step::Counted)"]),
+    mutant(COUNTED, EP_PLACES, (TELL_COUNTS, 0), Relax, &[COUNTS_STORED]),
+    mutant(COUNTED, EP_PLACES, ("wait(Step::Counted)", 0), NoWait, &[COUNTS_STORED, COUNTS_LOADED]),
     mutant(COUNTED, DISPATCH_COUNTED, (SENT, 0), Relax, &[ROW, "store_returns("]),
     mutant(
         "dispatches_counted",

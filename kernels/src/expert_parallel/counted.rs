@@ -101,7 +101,8 @@ pub(super) struct Progress<'a> {
     comm: &'a DevComm,
     pub(super) team: Team,
     flags: Window<u32>,
-    epoch: Epoch,
+    /// A launch that receives ends it.
+    pub(super) epoch: Epoch,
     /// The number of blocks that have sent.
     blocks: *mut u32,
     pub(super) absent: Ranks,
@@ -162,11 +163,5 @@ impl<'a> Progress<'a> {
     pub(super) fn wait(&self, step: Step) {
         let is_there = |peer| !self.absent.contains(peer as usize);
         self.flags(step).wait_all_at_least(Coop::cta(), self.epoch.get(), is_there);
-    }
-
-    /// Ends the epoch of a launch that receives. The whole grid calls this, once.
-    pub(super) unsafe fn end(&self) {
-        // SAFETY: all threads of the grid call this once, as the caller guarantees.
-        unsafe { self.epoch.end(Coop::cta()) };
     }
 }

@@ -13,8 +13,6 @@ pub const fn part_vectors(ranks: usize) -> u32 {
     warp::WARP_SIZE * lane_vectors(ranks) as u32
 }
 
-/// Results that are loaded together.
-pub(super) const TOGETHER: usize = 4;
 /// Results that are loaded together in a launch of one round, whose parts have a vector in each
 /// lane: most tokens have no more experts in a rank.
 const TOGETHER_IN_ONE_ROUND: usize = 8;
@@ -67,7 +65,7 @@ pub unsafe fn ep_combine(
 ) {
     let launch = Launch { comm: &comm, shape, results, returns, received, steps };
     // SAFETY: the kernel's caller guarantees the rows, the words and the memory of the slots.
-    unsafe { with_ranks!(comm, lane_vectors, launch.run(messages)) }
+    unsafe { with_ranks!(comm, launch.run(messages), lane_vectors()) }
 }
 
 /// A launch's arguments.

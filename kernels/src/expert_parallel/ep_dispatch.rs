@@ -3,26 +3,21 @@
 use super::prelude::*;
 
 /// Vectors of 16 bytes that each lane has of a part of a row, which a warp sends at a time. With
-/// more ranks there are fewer, as their addresses take registers.
-const fn lane_vectors(ranks: usize) -> usize {
+/// more ranks there are fewer, as their addresses take registers, and with scales half as many, as
+/// each vector of 8-bit floats is made from two.
+const fn lane_vectors(ranks: usize, has_scales: bool) -> usize {
     match ranks {
+        2 if has_scales => 2,
         2 => 4,
-        4 => 2,
+        4 if !has_scales => 2,
         _ => 1,
     }
-}
-
-/// Vectors of a part of 8-bit floats that each lane has: each is made from two vectors of the
-/// input, so there are half as many.
-const fn f8_lane_vectors(ranks: usize) -> usize {
-    if ranks == 2 { 2 } else { 1 }
 }
 
 /// Vectors of the part of a row that a warp sends at a time.
 #[must_use]
 pub const fn part_vectors(ranks: usize, has_scales: bool) -> u32 {
-    let per_lane = if has_scales { f8_lane_vectors(ranks) } else { lane_vectors(ranks) };
-    warp::WARP_SIZE * per_lane as u32
+    warp::WARP_SIZE * lane_vectors(ranks, has_scales) as u32
 }
 
 /// The slot of the message (a [numbered](super::numbered) one, which many threads may read) that
@@ -86,8 +81,8 @@ pub unsafe fn ep_dispatch<T: Rows>(
     // SAFETY: the kernel's caller guarantees the elements, the received memory and the slots.
     unsafe {
         match T::HAS_SCALES {
-            true => with_ranks!(comm, f8_lane_vectors, launch.run(messages)),
-            false => with_ranks!(comm, lane_vectors, launch.run(messages)),
+            true => with_ranks!(comm, launch.run(messages), lane_vectors(true)),
+            false => with_ranks!(comm, launch.run(messages), lane_vectors(false)),
         }
     }
 }

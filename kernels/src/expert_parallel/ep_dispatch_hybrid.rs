@@ -3,11 +3,6 @@
 use super::prelude::*;
 use super::rail::{BATCH, tell};
 
-/// Vectors of a part of a row that each lane has.
-const VECTORS: usize = 4;
-/// The same for 8-bit floats, of which a vector is made from two.
-const F8_VECTORS: usize = VECTORS / 2;
-
 /// Vectors of a message's header: a word with the number of the rank's tokens, and padding.
 const HEADER: usize = 1;
 

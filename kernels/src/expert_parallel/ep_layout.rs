@@ -2,8 +2,6 @@
 
 use super::prelude::*;
 
-/// Vectors of a part of a row that each lane has.
-pub(super) const VECTORS: usize = 4;
 /// The rows that a block handles at a time.
 const BATCH: u32 = 64;
 
@@ -224,7 +222,7 @@ impl Layout {
     /// Loads the experts and weights of a batch. The whole block calls this.
     unsafe fn stage(&self, first: u32, batch: u32) {
         let (top_k, Received { experts, weights, .. }) = (self.shape.top_k, self.received);
-        for i in strided(batch * top_k) {
+        for i in Coop::cta().strided(batch * top_k) {
             let (row, k) = (i / top_k, i % top_k);
             let to = self.entries(row);
             // SAFETY: the batch has the row, and the shared memory room for it.
@@ -256,7 +254,7 @@ impl Layout {
                 } else if is_here {
                     Words(origins).store(position, index);
                 }
-                store_returns(entries, is_here, position, weight);
+                store_returns(entries, is_here.then_some(position), weight);
                 warp::sync();
                 let to = returns.wrapping_add(index as usize * RETURN_WORDS);
                 Words(to).store(lane, entries.load(lane));

@@ -44,7 +44,6 @@
 
 pub mod counted;
 mod counters;
-mod counts;
 pub mod ep_combine;
 pub mod ep_combine_counted;
 pub mod ep_combine_hybrid;
@@ -75,14 +74,18 @@ mod prelude {
     pub(super) use cuda_std::strided::share;
 
     pub(super) use super::counted::{Counted, Progress, Step};
-    pub(super) use super::counters::{Counters, UNROLL, UNROLLED, Words, store_returns, strided};
+    pub(super) use super::counters::{Counters, UNROLL, UNROLLED, Words, store_returns};
     pub(super) use super::ep_layout::{DROPPED, Grouped, NONE, RETURN_WORDS, positions};
     pub(super) use super::numbered::{Messages, Session};
-    pub(super) use super::parts::{Part, Parts, Share, block_warps, warp_index, warps};
+    pub(super) use super::parts::{
+        F8_VECTORS, Part, Parts, SUMMED, Share, VECTORS, block_warps, warp_index, warps,
+    };
     pub(super) use super::rail::{Batch, Mail, Rail, Relayed, position};
     pub(super) use super::rows::{self, Payload, Rows, SCALED};
     pub(super) use super::shape::{Faults, RANKS, Ranks, Received, Shape, Steps, Tokens};
     pub(super) use super::shape::{ranks, rolled, with_ranks};
-    pub(super) use super::sums::{Entries, Results, Row, Sums, add, add_rows, prefetch, sum};
+    pub(super) use super::sums::{
+        Entries, Results, Row, Sums, TOGETHER, add, add_rows, prefetch, sum,
+    };
     pub(super) use crate::prelude::*;
 }

@@ -2,6 +2,12 @@
 
 use super::prelude::*;
 
+/// Vectors of a part that each lane has, where there are many tokens: of a row that is copied, of
+/// one that becomes 8-bit floats (a vector is made from two), and of a sum.
+pub(super) const VECTORS: usize = 4;
+pub(super) const F8_VECTORS: usize = VECTORS / 2;
+pub(super) const SUMMED: usize = 2;
+
 /// Rows in parts of [`WARP_SIZE`](warp::WARP_SIZE) `* V` vectors, `V` for each lane; a warp has a
 /// part at a time.
 #[derive(Clone, Copy)]
@@ -83,6 +89,7 @@ impl<const V: usize> Parts<V> {
     }
 }
 
+#[track_callers]
 impl<const V: usize> Part<V> {
     /// Returns the index among the vectors of all rows of vector `i` of this lane, if there is one
     /// and this is a part of row `row`.
@@ -107,7 +114,6 @@ impl<const V: usize> Part<V> {
     }
 
     /// Loads this part of row `row`, which nothing else accesses; vectors after its end are 0.
-    #[track_caller]
     pub(super) unsafe fn load<T: Element>(self, rows: *const T, row: usize) -> [Vec16<T>; V] {
         let mut vectors = [Vec16::from_bits([0; 4]); V];
         for i in 0..V {
@@ -121,7 +127,6 @@ impl<const V: usize> Part<V> {
     }
 
     /// Stores this part of row `row`, which nothing else accesses.
-    #[track_caller]
     pub(super) unsafe fn store<T: Element>(
         self,
         rows: *mut T,

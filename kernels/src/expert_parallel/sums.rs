@@ -46,6 +46,9 @@ pub(super) type Entries = u32;
 
 const _: () = assert!(RETURN_WORDS == warp::WARP_SIZE as usize);
 
+/// Results that are loaded together.
+pub(super) const TOGETHER: usize = 4;
+
 /// A lane's vectors of a part of a row, and sums of such vectors.
 pub(super) type Row<const V: usize> = [Vec16<bf16>; V];
 pub(super) type Sums<const V: usize> = [[f32; 8]; V];
