@@ -37,11 +37,9 @@ pub const NUMBERED_SLOTS: u32 = 1;
 /// stored. `steps` is a sum of [`Steps`]. A launch that only sends is followed by one that only
 /// receives, in this rank, before any other launch with the same memory.
 ///
-/// With many tokens, reading memory takes the time: each rank reads its experts' rows, once. A warp
-/// sends and receives in turns, and loads entries and, in a launch of few rounds, rows ahead. With
-/// few tokens, one latency comes after another. If each small part for each rank has a warp, each
-/// warp sends one and receives one, in one round: entries are loaded together with the number of
-/// the launch, then the rows of all experts, and nothing else before the peers' rows are polled.
+/// A warp sends and receives in turns, and loads entries and, in a launch of few rounds, rows ahead.
+/// If each small part for each rank has a warp, each warp sends one and receives one, in one round:
+/// entries are loaded together with the number of the launch, then the rows of all experts.
 ///
 /// `messages` has [`Shape::slots`] slots from each rank, and [`NUMBERED_SLOTS`]. It is other memory
 /// than that of `ep_dispatch`.
@@ -101,20 +99,25 @@ impl Launch<'_> {
         // SAFETY: the kernel's caller guarantees the memory; one whole warp has each part.
         unsafe {
             let absent = self.received.absent();
-            let most = self.most_tokens::<N>(absent);
+            let (sends, mut most) = (self.steps & Steps::SEND != 0, 0);
+            for distance in 1..if sends { ranks::<N>(self.comm) } else { 0 } {
+                most = most.max(self.tokens_of(absent, distance));
+            }
             // In a launch of one round, successive warps send to different ranks.
             let (to, part) = (1 + (first % others) as usize, parts.at(first / others));
             let outgoing = self.outgoing(absent, to, part.row);
             let incoming = self.incoming(absent, parts.at(first).row);
             let session = &begin(absent);
-            if self.steps & Steps::SEND != 0 && is_leader() {
+            if sends && is_leader() {
                 // Tells all peers that this rank has begun the launch.
                 session.tell(0, |_| [0; 2]);
             }
-            let (sent, own) = (parts.count(most) * others, parts.count(self.own_tokens()));
+            let own = if self.receives() { self.results.tokens } else { 0 };
+            let tokens = [most, own];
+            let (sent, own) = (parts.count(most) * others, parts.count(own));
             if sent.max(own) > warps() {
                 let parts = Parts::new(vectors);
-                return Combine::<N, V, TOGETHER> { launch: self, session, parts }.rounds(most);
+                return Combine::<N, V, TOGETHER> { launch: self, session, parts }.rounds(tokens);
             }
             let combine = Combine::<N, 1, TOGETHER_IN_ONE_ROUND> { launch: self, session, parts };
             if first < sent {
@@ -133,24 +136,8 @@ impl Launch<'_> {
         self.steps & Steps::RECEIVE != 0
     }
 
-    /// Returns how many tokens of this rank the launch receives.
-    fn own_tokens(&self) -> u32 {
-        if self.receives() { self.results.tokens } else { 0 }
-    }
-
     fn rank(&self, distance: usize) -> usize {
         self.comm.lsa_team().rotated(distance as i32) as usize
-    }
-
-    /// Returns the most tokens of a peer whose rows this launch returns.
-    unsafe fn most_tokens<const N: usize>(&self, absent: Ranks) -> u32 {
-        let sends = self.steps & Steps::SEND != 0;
-        let (ranks, mut most) = (if sends { ranks::<N>(self.comm) } else { 0 }, 0);
-        for distance in 1..ranks {
-            // SAFETY: the kernel's caller guarantees the memory.
-            most = most.max(unsafe { self.tokens_of(absent, distance) });
-        }
-        most
     }
 
     /// Returns how many tokens the rank at a distance has.
@@ -196,12 +183,13 @@ impl Launch<'_> {
 }
 
 impl<const N: usize, const V: usize, const TOGETHER: usize> Combine<'_, N, V, TOGETHER> {
-    /// Sends and receives in rounds. The first one only sends; in each later one a part is
-    /// received. The whole grid calls this.
-    unsafe fn rounds(&self, most: u32) {
+    /// Sends and receives the results of `sent` tokens of each rank, and `own` ones of this rank, in
+    /// rounds. The first one only sends; in each later one a part is received. The whole grid calls
+    /// this.
+    unsafe fn rounds(&self, [sent, own]: [u32; 2]) {
         let Self { launch, parts, session: Session { absent, .. } } = self;
         let (first, step) = (warp_index(), warps());
-        let (sent, own) = (parts.count(most), parts.count(launch.own_tokens()));
+        let (sent, own) = (parts.count(sent), parts.count(own));
         // SAFETY: the kernel's caller guarantees the memory; one whole warp has each part.
         unsafe {
             let prefetch = |entries, part| {

@@ -107,9 +107,9 @@ struct Dispatch<'a, R, const N: usize, const V: usize> {
 }
 
 /// A part of a row that is to be sent, with the token's experts: lane `k` has the `k`-th one.
-struct Outgoing<R: Rows, const V: usize> {
+struct Outgoing<const V: usize> {
     part: Part<V>,
-    row: [R::Loaded; V],
+    row: [Loaded; V],
     id: i32,
     weight: f32,
 }
@@ -134,8 +134,8 @@ impl<R: Rows> Launch<'_, R> {
                 (at < own).then(|| {
                     let part = parts.at(at);
                     let (id, weight) = tokens.expert(shape, part.row);
-                    let row = rows::load::<R, V>(tokens.input, part, part.row as usize);
-                    Outgoing::<R, V> { part, row, id, weight }
+                    let row = part.load_input::<R>(tokens.input, part.row);
+                    Outgoing { part, row, id, weight }
                 })
             };
             let mut outgoing = load(first);
@@ -189,7 +189,7 @@ impl<R: Rows, const N: usize, const V: usize> Dispatch<'_, R, N, V> {
 
     /// Returns the rank of this lane's expert, and the expert's index there; `None` if there is no
     /// such expert, or its rank is absent.
-    unsafe fn expert(&self, outgoing: &Outgoing<R, V>) -> Option<(u32, u32)> {
+    unsafe fn expert(&self, outgoing: &Outgoing<V>) -> Option<(u32, u32)> {
         let (id, Shape { top_k, experts, .. }) = (outgoing.id, self.launch.shape);
         if (id as u32) < experts * ranks::<N>(self.launch.comm) as u32 {
             let rank = id as u32 / experts;
@@ -205,7 +205,7 @@ impl<R: Rows, const N: usize, const V: usize> Dispatch<'_, R, N, V> {
     }
 
     /// Sends a part of a row, or stores it if the expert is here.
-    unsafe fn send(&self, outgoing: &Outgoing<R, V>) {
+    unsafe fn send(&self, outgoing: &Outgoing<V>) {
         let (Self { launch: Launch { comm, shape, received, .. }, session, .. }, part) =
             (self, outgoing.part);
         let (team, lane, top_k) = (comm.lsa_team(), warp::lane_id(), shape.top_k);
@@ -351,7 +351,7 @@ impl<R: Rows, const N: usize, const V: usize> Dispatch<'_, R, N, V> {
         let Launch { shape, received: Received { rows, scales, .. }, .. } = *self.launch;
         let place = source * shape.tokens as usize + part.row as usize;
         // SAFETY: `received` has room for the row, and only this warp has the part.
-        unsafe { part.store_payload::<R>(rows, scales.cast(), place, payload) };
+        unsafe { part.store_payload::<R>([rows, scales.cast()], place, payload) };
     }
 
     /// Stores what this rank is told of this lane's expert. Only this warp has the token.

@@ -115,7 +115,7 @@ impl<T: Rows> Dispatch<'_, T> {
         let (token, me) = (first + part.row, team.rank as u32);
         // SAFETY: lane `k` has the `k`-th place, where only this warp stores the part.
         unsafe {
-            let row = rows::load::<T, V>(tokens.input, part, token as usize);
+            let row = part.load_input::<T>(tokens.input, token);
             let (rank_of_lane, place) = self.placed(part.row);
             let targets = mem::load(shared.targets.wrapping_add(part.row as usize));
             let payload = Payload::of::<T>(&row);
@@ -132,7 +132,8 @@ impl<T: Rows> Dispatch<'_, T> {
                         true => self.scales.lsa(rank as i32).as_ptr(),
                         false => core::ptr::null_mut(),
                     };
-                    part.store_payload::<T>(rows.cast(), scales.cast(), to as usize, &payload);
+                    let memory = [rows.cast(), scales.cast()];
+                    part.store_payload::<T>(memory, to as usize, &payload);
                 }
                 if part.is_first {
                     let index = shared.received.load(part.row * RANKS as u32 + rank);

@@ -167,13 +167,13 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         unsafe {
             let routes = self.routes(batch, count, words, |token| self.route(batch, token));
             batch.each_part::<V>(self.shape, count, routes, |part, token, bits| {
-                let row = rows::load::<T, V>(self.tokens.input, part, part.row as usize);
+                let row = part.load_input::<T>(self.tokens.input, part.row);
                 let row = Payload::of::<T>(&row);
                 for team in 0..teams {
                     let routed = warp::ballot(routes >> team & 1 == 1);
                     if bits >> team & 1 == 1 {
-                        let [rows, scales] = self.rows(rail.outgoing(team, batch), len, routed);
-                        part.store_payload::<T>(rows, scales, position(routed, token), &row);
+                        let to = self.rows(rail.outgoing(team, batch), len, routed);
+                        part.store_payload::<T>(to, position(routed, token), &row);
                     }
                 }
             });
@@ -259,8 +259,8 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
                 }
                 for peer in self.team.all_from_self() {
                     if bits >> peer & 1 == 1 {
-                        let [rows, scales] = [0, scales_at].map(|at| received(peer, at));
-                        part.store_payload::<T>(rows, scales, to, &payload);
+                        let memory = [0, scales_at].map(|at| received(peer, at));
+                        part.store_payload::<T>(memory, to, &payload);
                     }
                 }
             });

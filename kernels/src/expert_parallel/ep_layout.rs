@@ -115,7 +115,8 @@ pub unsafe fn ep_layout(
     // SAFETY: the kernel's caller guarantees what the dispatch has left, and the room.
     unsafe {
         let (block, blocks) = (thread::block_idx_x(), thread::grid_dim_x());
-        let (first, count) = share(layout.tokens() as usize, block as usize, blocks as usize);
+        let tokens = (0..ranks as usize).map(|rank| received.tokens_of(rank)).sum::<u32>();
+        let (first, count) = share(tokens as usize, block as usize, blocks as usize);
         let end = (first + count) as u32;
         layout.count(first as u32);
         layout.find_starts(); // `place` reads the starts after the barrier that follows `stage`.
@@ -147,12 +148,6 @@ struct Layout {
 }
 
 impl Layout {
-    /// Returns how many tokens there are.
-    unsafe fn tokens(&self) -> u32 {
-        // SAFETY: the ranks are those whose tokens `received` has.
-        (0..self.ranks as usize).map(|rank| unsafe { self.received.tokens_of(rank) }).sum()
-    }
-
     /// Returns the index of a token in [`Received`], given its number among those of all ranks.
     unsafe fn index(&self, mut token: u32) -> u32 {
         let mut rank = 0;
@@ -243,10 +238,9 @@ impl Layout {
             // SAFETY: the batch has been staged, and only the first warp is here, with all lanes.
             unsafe {
                 let index = self.index(first + row);
-                let (mut expert, mut weight) = (0, 0);
-                if lane < self.shape.top_k {
-                    (expert, weight) = (entries.load(2 * lane), entries.load(2 * lane + 1));
-                }
+                let has_expert = lane < self.shape.top_k;
+                let [expert, weight] =
+                    [0, 1].map(|at| if has_expert { entries.load(2 * lane + at) } else { 0 });
                 let is_here = expert > 0;
                 let mut position = self.counters.take_next(is_here.then(|| expert - 1));
                 if position >= capacity {
