@@ -25,9 +25,7 @@ pub struct Counted {
     pub firsts: *mut u32,
     /// [`Counted::STATE`] words of this GPU, 0 before the first launch.
     pub state: *mut u32,
-    /// A bit for each absent rank: nothing is sent to it or awaited from it, and its experts are
-    /// ignored. The mask must not change during a launch, and is the same in all ranks that are not
-    /// absent.
+    /// The mask of [`Received::absent`], the same in all ranks that are not absent.
     pub absent: *const u64,
     /// How many rows, and how many received tokens, there is room for; the same in every rank.
     pub capacity: u32,

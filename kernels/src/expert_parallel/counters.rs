@@ -134,9 +134,8 @@ unsafe fn sum_before(mine: u32) -> u32 {
     }
 }
 
-/// Stores the positions and weights of a token's rows: those of the lanes with a position, in their
-/// order, and [`NONE`] after them. A whole warp calls this, and `returns` has the words of the
-/// token.
+/// Stores the positions and weights of a token's rows, those of the lanes with a position, and then
+/// [`NONE`] in the token's words `returns`. A whole warp calls this.
 #[track_caller]
 pub(super) unsafe fn store_returns(returns: Words, position: Option<u32>, weight: u32) {
     let lane = warp::lane_id();

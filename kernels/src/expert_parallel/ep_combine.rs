@@ -34,10 +34,9 @@ pub const NUMBERED_SLOTS: u32 = 1;
 ///
 /// `returns` is what `ep_layout` has stored in
 /// [`Grouped::returns`](super::ep_layout::Grouped::returns), and `received` what `ep_dispatch` has
-/// stored. `steps` is a sum of [`Steps`]. A launch that only sends is followed by one that only
-/// receives, in this rank, before any other launch with the same memory.
+/// stored. `steps` is a sum of [`Steps`].
 ///
-/// A warp sends and receives in turns, and loads entries and, in a launch of few rounds, rows ahead.
+/// A warp sends and receives in turns, and loads entries and, if there are few rounds, rows ahead.
 /// If each small part for each rank has a warp, each warp sends one and receives one, in one round:
 /// entries are loaded together with the number of the launch, then the rows of all experts.
 ///
@@ -77,15 +76,12 @@ pub(super) struct Launch<'a> {
 }
 
 /// A launch with messages, of `N` ranks, that loads `TOGETHER` results together. Whole warps call
-/// its methods, and each part is of one warp.
+/// the methods, with parts of their own.
 struct Combine<'a, const N: usize, const V: usize, const TOGETHER: usize> {
     launch: &'a Launch<'a>,
     session: &'a Session<'a, N>,
     parts: Parts<V>,
 }
-
-/// The words that a warp loads ahead for a part that it receives: entries, and the ranks that send.
-type Incoming = (Entries, Ranks);
 
 impl Launch<'_> {
     unsafe fn run<const N: usize, const V: usize>(&self, messages: Messages) {
@@ -98,7 +94,7 @@ impl Launch<'_> {
         grid::wait_for_previous();
         // SAFETY: the kernel's caller guarantees the memory; one whole warp has each part.
         unsafe {
-            let absent = self.received.absent();
+            let absent = Ranks(mem::load(self.received.absent));
             let (sends, mut most) = (self.steps & Steps::SEND != 0, 0);
             for distance in 1..if sends { ranks::<N>(self.comm) } else { 0 } {
                 most = most.max(self.tokens_of(absent, distance));
@@ -155,7 +151,7 @@ impl Launch<'_> {
     }
 
     /// Loads the entries of a token of this rank, and the ranks that have experts of it.
-    unsafe fn incoming(&self, absent: Ranks, row: u32) -> Incoming {
+    unsafe fn incoming(&self, absent: Ranks, row: u32) -> (Entries, Ranks) {
         let (me, tokens) = (self.comm.lsa_team().rank as usize, self.results.tokens);
         let mut targets = Ranks(0);
         // SAFETY: `received` and `returns` have words for the most tokens of this rank.
@@ -183,9 +179,8 @@ impl Launch<'_> {
 }
 
 impl<const N: usize, const V: usize, const TOGETHER: usize> Combine<'_, N, V, TOGETHER> {
-    /// Sends and receives the results of `sent` tokens of each rank, and `own` ones of this rank, in
-    /// rounds. The first one only sends; in each later one a part is received. The whole grid calls
-    /// this.
+    /// Sends results of `sent` tokens of each rank and receives those of `own` tokens, in rounds.
+    /// The first one only sends; in each later one a part is received.
     unsafe fn rounds(&self, [sent, own]: [u32; 2]) {
         let Self { launch, parts, session: Session { absent, .. } } = self;
         let (first, step) = (warp_index(), warps());
@@ -236,8 +231,7 @@ impl<const N: usize, const V: usize, const TOGETHER: usize> Combine<'_, N, V, TO
         }
     }
 
-    /// Sends a part of a row back to the rank at a distance, if it has such a token, with an expert
-    /// here.
+    /// Sends a part of a row back to the rank at a distance, if the token has an expert here.
     unsafe fn send(&self, distance: usize, part: Part<V>, entries: Entries) {
         let Self { launch, session, .. } = self;
         // SAFETY: the row is below the most tokens, and only this whole warp sends the part.
@@ -265,7 +259,7 @@ impl<const N: usize, const V: usize, const TOGETHER: usize> Combine<'_, N, V, TO
     }
 
     /// Receives a part of a row of this rank from all ranks that have an expert of the token.
-    unsafe fn receive(&self, part: Part<V>, (entries, targets): Incoming) {
+    unsafe fn receive(&self, part: Part<V>, (entries, targets): (Entries, Ranks)) {
         let (mut sums, results) = ([[0.0; 8]; V], &self.launch.results);
         // SAFETY: each rank of `targets` sends the part, and only this warp receives it.
         unsafe {

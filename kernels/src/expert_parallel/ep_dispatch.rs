@@ -36,8 +36,7 @@ pub const fn numbered_slots(shape: Shape) -> u32 {
 /// Sends the rows of this rank's `tokens` to the ranks of the LSA team that have one of their
 /// experts, and receives the rows of all ranks that have experts here. The team has up to
 /// [`RANKS`]. An id of -1 means no expert; another id that is no expert's is treated so, and
-/// recorded in `faults`. A -0 may arrive as +0. The mask in `received` names absent ranks: nothing
-/// is sent to them or awaited from them, and their experts are ignored.
+/// recorded in `faults`. A -0 may arrive as +0. `steps` is a sum of [`Steps`].
 ///
 /// Rows of [`F8E4M3`] are converted before they are sent, with a scale for each 128 elements, and
 /// not converted back: an element of the input is about the received element times its scale. The
@@ -46,9 +45,6 @@ pub const fn numbered_slots(shape: Shape) -> u32 {
 /// nearest, ties to even. Infinities become 448 times the scale, and finite numbers above
 /// `1.75 * 2^127` that number; NaN stays, and does not count for the scale. `shape.vectors` is the
 /// size of a row in transit, in vectors of 16 elements.
-///
-/// `steps` is a sum of [`Steps`]. A launch that only sends is followed by one that only receives,
-/// in this rank, before any other launch with the same memory.
 ///
 /// `messages` has [`Shape::slots`] slots from each rank, or [`Shape::scaled_slots`] with scales,
 /// and [`numbered_slots`].
@@ -98,8 +94,7 @@ struct Launch<'a, R> {
     rows: PhantomData<R>,
 }
 
-/// A launch with messages, of `N` ranks. Whole warps call its methods, and each part is of one
-/// warp.
+/// A launch with messages, of `N` ranks. Whole warps call the methods, with parts of their own.
 struct Dispatch<'a, R, const N: usize, const V: usize> {
     launch: &'a Launch<'a, R>,
     session: &'a Session<'a, N>,
@@ -129,7 +124,7 @@ impl<R: Rows> Launch<'_, R> {
         // SAFETY: the kernel's caller guarantees the memory; one whole warp has each part.
         unsafe {
             // `begin` waits for the launch's number, whose load follows those of the first row.
-            let absent = received.absent();
+            let absent = Ranks(mem::load(received.absent));
             let load = |at| {
                 (at < own).then(|| {
                     let part = parts.at(at);
@@ -187,8 +182,7 @@ impl<R: Rows, const N: usize, const V: usize> Dispatch<'_, R, N, V> {
         at.map(|at| self.launch.shape.slots() + at as u32)
     }
 
-    /// Returns the rank of this lane's expert, and the expert's index there; `None` if there is no
-    /// such expert, or its rank is absent.
+    /// Returns the rank of this lane's expert, if that is not absent, and the expert's index there.
     unsafe fn expert(&self, outgoing: &Outgoing<V>) -> Option<(u32, u32)> {
         let (id, Shape { top_k, experts, .. }) = (outgoing.id, self.launch.shape);
         if (id as u32) < experts * ranks::<N>(self.launch.comm) as u32 {
@@ -206,10 +200,9 @@ impl<R: Rows, const N: usize, const V: usize> Dispatch<'_, R, N, V> {
 
     /// Sends a part of a row, or stores it if the expert is here.
     unsafe fn send(&self, outgoing: &Outgoing<V>) {
-        let (Self { launch: Launch { comm, shape, received, .. }, session, .. }, part) =
-            (self, outgoing.part);
-        let (team, lane, top_k) = (comm.lsa_team(), warp::lane_id(), shape.top_k);
-        let me = team.rank as u32;
+        let Self { launch: Launch { comm, shape, received, .. }, session, .. } = self;
+        let (part, team, top_k) = (outgoing.part, comm.lsa_team(), shape.top_k);
+        let (lane, me) = (warp::lane_id(), team.rank as u32);
         // SAFETY: only this warp has the part, and all of its lanes are here.
         unsafe {
             let expert = self.expert(outgoing);
@@ -270,7 +263,7 @@ impl<R: Rows, const N: usize, const V: usize> Dispatch<'_, R, N, V> {
                 most = most.max(end);
                 at += share.part_step;
                 // A warp of one peer has one part of a round, so there is no loop.
-                if share.distance_step == 1 || at >= end.min(round + share.round_len) {
+                if share.distance_step == 1 || at >= end.min(round + warps()) {
                     break;
                 }
             }

@@ -106,10 +106,9 @@ pub unsafe fn ep_layout(
 ) {
     grid::launch_next();
     grid::wait_for_previous();
-    let counters = Counters {
-        totals: Words(shared_array![u32; Shape::EXPERTS]),
-        next: Words(shared_array![u32; Shape::EXPERTS]),
-    };
+    let [totals, next] =
+        [shared_array![u32; Shape::EXPERTS], shared_array![u32; Shape::EXPERTS]].map(Words);
+    let counters = Counters { totals, next };
     let entries = Words(shared_array![u32; BATCH as usize * RETURN_WORDS]);
     let layout = Layout { shape, ranks, received, grouped, faults, counters, entries };
     // SAFETY: the kernel's caller guarantees what the dispatch has left, and the room.
@@ -134,7 +133,8 @@ pub unsafe fn ep_layout(
     }
 }
 
-/// A launch's arguments, and the words of a block in shared memory.
+/// A launch's arguments, and a block's words in shared memory. The whole block calls the unsafe
+/// methods, with barriers between them.
 struct Layout {
     shape: Shape,
     ranks: u32,
@@ -162,8 +162,7 @@ impl Layout {
         }
     }
 
-    /// Counts the rows of each expert, and those before the token `first`. The whole block calls
-    /// this.
+    /// Counts the rows of each expert, and those before the token `first`.
     unsafe fn count(&self, first: u32) {
         let (Shape { tokens, top_k, experts, .. }, threads) = (self.shape, thread::block_dim_x());
         // SAFETY: the whole block is here, and each word is below its array's length.
@@ -190,8 +189,7 @@ impl Layout {
         }
     }
 
-    /// Computes where the experts' rows begin. The first block stores it. The whole block calls
-    /// this.
+    /// Computes where the experts' rows begin. The first block stores it.
     unsafe fn find_starts(&self) {
         let (experts, Grouped { capacity, .. }) = (self.shape.experts, self.grouped);
         let (offsets, sizes) = (Words(self.grouped.offsets), Words(self.grouped.sizes));
@@ -214,7 +212,7 @@ impl Layout {
         }
     }
 
-    /// Loads the experts and weights of a batch. The whole block calls this.
+    /// Loads the experts and weights of a batch.
     unsafe fn stage(&self, first: u32, batch: u32) {
         let (top_k, Received { experts, weights, .. }) = (self.shape.top_k, self.received);
         for i in Coop::cta().strided(batch * top_k) {
@@ -229,8 +227,7 @@ impl Layout {
         }
     }
 
-    /// Gives the rows of a batch their positions, in their order. The block's first warp calls
-    /// this, after a barrier.
+    /// Gives the rows of a batch their positions, in their order. The first warp calls this.
     unsafe fn place(&self, first: u32, batch: u32) {
         let (lane, Grouped { origins, returns, capacity, .. }) = (warp::lane_id(), self.grouped);
         for row in 0..batch {
@@ -256,7 +253,7 @@ impl Layout {
         }
     }
 
-    /// Copies the rows of a batch to their positions. The whole block calls this, after a barrier.
+    /// Copies the rows of a batch to their positions.
     unsafe fn copy(&self, first: u32, batch: u32) {
         let Received { rows, scales, .. } = self.received;
         for part in Parts::new(self.shape.vectors).of_block(0, batch) {

@@ -9,8 +9,8 @@
 //!
 //! * For few tokens rows are [`Lamport`](nccl_device::Lamport) messages, and numbered messages
 //!   (`numbered.rs`) say which rows are sent.
-//! * For many tokens [`ep_dispatch_counted`] tells counts first, so that each row has an exact place
-//!   (`places.rs`), and flags (`counted.rs`) follow the rows. [`ep_expand`] and
+//! * For many tokens [`ep_dispatch_counted`] tells counts first, so that each row has an exact
+//!   place (`places.rs`), and flags (`counted.rs`) follow the rows. [`ep_expand`] and
 //!   [`ep_combine_counted`] do the rest.
 //! * [`ep_dispatch_hybrid`] and [`ep_combine_hybrid`] are for several LSA teams, with messages over
 //!   the network between them (`rail.rs`).

@@ -17,8 +17,7 @@ pub(super) struct Parts<const V: usize> {
 }
 
 /// A warp's share of the parts that a round receives: from each other rank as many as the grid has
-/// warps. The warps divide the ranks first, so that none waits for one rank after another if there
-/// are few parts, and then the parts.
+/// warps, which divide the ranks first, so that none waits for many ranks if there are few parts.
 #[derive(Clone, Copy)]
 pub(super) struct Share {
     /// The distance of the warp's first rank, and the step from one rank to the next.
@@ -27,8 +26,6 @@ pub(super) struct Share {
     /// The warp's first part of a round, and the step from one part to the next.
     pub(super) part: u32,
     pub(super) part_step: u32,
-    /// The number of parts of a round.
-    pub(super) round_len: u32,
 }
 
 impl Share {
@@ -44,7 +41,6 @@ impl Share {
             distance_step: distance_step as usize,
             part: warp / distance_step,
             part_step,
-            round_len: warps,
         }
     }
 }

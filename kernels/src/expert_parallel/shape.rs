@@ -49,7 +49,8 @@ impl Shape {
     }
 }
 
-/// Bits that say what a launch does.
+/// Bits that say what a launch does. After a launch that only sends one that only receives follows,
+/// in this rank, before any other launch with the same memory.
 pub struct Steps;
 
 impl Steps {
@@ -76,14 +77,13 @@ pub struct Tokens {
 
 impl Tokens {
     /// Loads the id and the weight of this lane's expert of a token; the id is -1 if there is none.
-    /// The kernel's caller guarantees the memory.
     #[track_caller]
     pub(super) unsafe fn expert(&self, shape: Shape, token: u32) -> (i32, f32) {
         if warp::lane_id() >= shape.top_k {
             return (-1, 0.0);
         }
         let at = (token * shape.top_k + warp::lane_id()) as usize;
-        // SAFETY: the token has the expert, as the caller guarantees.
+        // SAFETY: the token has the expert, as the kernel's caller guarantees.
         unsafe { (mem::load(self.ids.wrapping_add(at)), mem::load(self.weights.wrapping_add(at))) }
     }
 }
@@ -110,17 +110,11 @@ pub struct Received {
     pub absent: *const u64,
 }
 
-#[track_callers]
 impl Received {
-    /// Loads the mask of absent ranks, which nothing writes.
-    pub(super) unsafe fn absent(&self) -> Ranks {
-        // SAFETY: the word is allocated, and nothing writes it, as the caller guarantees.
-        Ranks(unsafe { mem::load(self.absent) })
-    }
-
-    /// Loads how many tokens a rank has. The kernel's caller guarantees the memory.
+    /// Loads how many tokens a rank has.
+    #[track_caller]
     pub(super) unsafe fn tokens_of(&self, rank: usize) -> u32 {
-        // SAFETY: there is a count for each rank, as the caller guarantees.
+        // SAFETY: there is a count for each rank, as the kernel's caller guarantees.
         unsafe { mem::load(self.counts.wrapping_add(rank)) }
     }
 

@@ -1,4 +1,4 @@
-//! Sums of rows of experts, in f32. Whole warps call these functions; entries are positions of rows.
+//! Sums of rows of experts, in f32. Whole warps call these functions, with positions of rows.
 
 use super::prelude::*;
 
