@@ -127,13 +127,9 @@ impl<T: Rows> Dispatch<'_, T> {
                 let place = (rank_of_lane == Some(rank)).then_some(place);
                 let to = warp_min(place.unwrap_or(NONE));
                 if to < memory.capacity {
-                    let rows = self.rows.lsa(rank as i32).as_ptr();
-                    let scales = match T::HAS_SCALES {
-                        true => self.scales.lsa(rank as i32).as_ptr(),
-                        false => core::ptr::null_mut(),
-                    };
-                    let memory = [rows.cast(), scales.cast()];
-                    part.store_payload::<T>(memory, to as usize, &payload);
+                    let rows = self.rows.lsa(rank as i32).as_ptr().cast();
+                    let scales = self.scales.lsa(rank as i32).as_ptr().cast();
+                    part.store_payload::<T>([rows, scales], to as usize, &payload);
                 }
                 if part.is_first {
                     let index = shared.received.load(part.row * RANKS as u32 + rank);
