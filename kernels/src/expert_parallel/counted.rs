@@ -45,8 +45,6 @@ pub(super) enum Step {
 }
 
 impl Counted {
-    const STEPS: usize = 4; // The variants of `Step`.
-
     /// The words of an [`Epoch`], and one that counts blocks, for two kernels.
     pub const STATE: usize = 2 * Self::KERNEL_WORDS;
     const KERNEL_WORDS: usize = Epoch::WORDS + 1;
@@ -54,7 +52,7 @@ impl Counted {
     /// Returns the number of words for the flags of `ranks` ranks.
     #[must_use]
     pub const fn flag_words(ranks: usize) -> usize {
-        Self::STEPS * ranks
+        4 * ranks // One for each `Step`.
     }
 
     /// Returns how many counts a rank tells all others: how many rows each expert of all ranks gets

@@ -7,9 +7,6 @@ pub(super) const UNROLL: u32 = 8;
 /// The numbers below [`UNROLL`].
 pub(super) const UNROLLED: [u32; UNROLL as usize] = [0, 1, 2, 3, 4, 5, 6, 7];
 
-/// The most warps of a block.
-const WARPS: usize = 16;
-
 /// Words of shared memory or of this GPU. Callers of the unsafe methods guarantee that the word is
 /// allocated, and that accesses by other threads are atomic or on the other side of a barrier.
 #[derive(Clone, Copy)]
@@ -118,7 +115,7 @@ impl Counters {
 /// between two barriers.
 #[track_caller]
 unsafe fn sum_before(mine: u32) -> u32 {
-    let sums = Words(shared_array![u32; WARPS]);
+    let sums = Words(shared_array![u32; 16]); // A block has up to 16 warps.
     // SAFETY: the whole block is here, and `sums` has a word for each warp.
     unsafe {
         let sum = warp_prefix_sum(mine);

@@ -1,7 +1,6 @@
 //! Sends the rows of tokens to the ranks of their experts, over several LSA teams.
 
 use super::prelude::*;
-use super::rail::{BATCH, tell};
 
 /// Vectors of a message's header: a word with the number of the rank's tokens, and padding.
 const HEADER: usize = 1;

@@ -30,7 +30,6 @@ pub mod ep_dispatch_hybrid;
 pub mod ep_expand;
 pub mod ep_layout;
 pub mod numbered;
-mod parts;
 mod places;
 pub mod rail;
 mod rows;
@@ -50,19 +49,8 @@ mod prelude {
     pub(super) use cuda_std::atomic::Order;
     pub(super) use cuda_std::strided::share;
 
-    pub(super) use super::counted::{Counted, Progress, Step};
-    pub(super) use super::counters::{Counters, UNROLL, UNROLLED, Words, store_returns};
-    pub(super) use super::ep_layout::{DROPPED, Grouped, NONE, RETURN_WORDS, positions};
-    pub(super) use super::numbered::{Messages, Session};
-    pub(super) use super::parts::{
-        F8_VECTORS, Part, Parts, SUMMED, Share, VECTORS, block_warps, warp_index, warps,
-    };
-    pub(super) use super::rail::{Batch, Mail, Rail, Relayed, position};
-    pub(super) use super::rows::{Loaded, Payload, Rows, SCALED};
-    pub(super) use super::shape::{Faults, RANKS, Ranks, Received, Shape, Steps, Tokens};
-    pub(super) use super::shape::{ranks, rolled, with_ranks};
-    pub(super) use super::sums::{
-        Entries, Results, Row, Sums, TOGETHER, add, add_rows, prefetch, sum,
+    pub(super) use super::{
+        counted::*, counters::*, ep_layout::*, numbered::*, rail::*, rows::*, shape::*, sums::*,
     };
     pub(super) use crate::prelude::*;
 }
