@@ -8,7 +8,9 @@
 //! `docs/design.md` explains the protocols of the three forms:
 //!
 //! * For few tokens rows are [`Lamport`](nccl_device::Lamport) messages, and numbered messages
-//!   (`numbered.rs`) say which rows are sent.
+//!   (`numbered.rs`) say which rows are sent. A warp sends two parts of rows ahead of the one that
+//!   it waits for, so that one code serves short and long messages. All blocks of a launch are
+//!   resident, and each sends before it waits, so that every wait ends.
 //! * For many tokens [`ep_dispatch_counted`] tells counts first, so that each row has an exact
 //!   place (`places.rs`), and flags (`counted.rs`) follow the rows. [`ep_expand`] and
 //!   [`ep_combine_counted`] do the rest.
