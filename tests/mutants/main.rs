@@ -62,8 +62,6 @@ impl Mutant {
             table::STORES => &[table::LAST_ROWS],
             table::LAST_ROWS => &[table::STORES, table::GUIDE_WIDE],
             table::ONE_STEP => &table::USERS_OF_ONE_STEP,
-            table::EP_DISPATCH => &[table::DISPATCH_RECEIVE],
-            table::EP_COMBINE => &[table::COMBINE_RECEIVE],
             table::DISPATCH_TEAMS => &[table::EP_RAIL],
             _ => &[],
         };

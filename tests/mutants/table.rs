@@ -26,13 +26,11 @@ const LAMPORT_XV: &str = "kernels/src/collectives/lamport_exchange_v.rs";
 const LAMPORT_RS: &str = "kernels/src/collectives/lamport_reduce_scatter.rs";
 const LAMPORT_RMS: &str = "kernels/src/collectives/lamport_rmsnorm.rs";
 const PUSH_XV: &str = "kernels/src/collectives/push_exchange_v.rs";
-pub const EP_DISPATCH: &str = "kernels/src/expert_parallel/ep_dispatch.rs";
-pub const DISPATCH_RECEIVE: &str = "kernels/src/expert_parallel/dispatch_receive.rs";
-pub const COMBINE_RECEIVE: &str = "kernels/src/expert_parallel/combine_receive.rs";
+const EP_DISPATCH: &str = "kernels/src/expert_parallel/ep_dispatch.rs";
 const EP_LAYOUT: &str = "kernels/src/expert_parallel/ep_layout.rs";
-pub const EP_COMBINE: &str = "kernels/src/expert_parallel/ep_combine.rs";
+const EP_COMBINE: &str = "kernels/src/expert_parallel/ep_combine.rs";
 const EP_COUNTERS: &str = "kernels/src/expert_parallel/counters.rs";
-const EP_COUNTS: &str = "kernels/src/expert_parallel/counts.rs";
+const EP_PLACES: &str = "kernels/src/expert_parallel/places.rs";
 const DISPATCH_COUNTED: &str = "kernels/src/expert_parallel/ep_dispatch_counted.rs";
 const COMBINE_COUNTED: &str = "kernels/src/expert_parallel/ep_combine_counted.rs";
 pub const EP_RAIL: &str = "kernels/src/expert_parallel/rail.rs";
@@ -122,7 +120,7 @@ const RECEIVE_ROWS: &str = "session.rows.receive_several(";
 const END_ROWS: &str = "session.rows.end(";
 const SUMMED: &str = "results.store(";
 const TOLD: &str = "session.tell(";
-const PEEK_NUMBERED: &str = "numbered.peek(";
+const PEEK_NUMBERED: &str = "session.told(";
 const END: &str = "session.end(";
 const PREVIOUS: &str = "wait_for_previous(";
 const INIT: &str = "pipeline.init(";
@@ -226,9 +224,9 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("ep_of_any_ranks", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, RECEIVE_ROWS]),
     mutant("ep_combine", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, RECEIVE_ROWS]),
     mutant("ep_combine", EP_COMBINE, (TOLD, 0), NARROW, &[TOLD, PEEK_NUMBERED]),
-    mutant("ep_combine", COMBINE_RECEIVE, (END_ROWS, 0), Remove, &[RECEIVE_ROWS]),
+    mutant("ep_combine", EP_COMBINE, (END_ROWS, 0), Remove, &[RECEIVE_ROWS]),
     mutant("ep_combine_in_one_round", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, RECEIVE_ROWS]),
-    mutant("ep_combine_in_one_round", COMBINE_RECEIVE, (END_ROWS, 0), Remove, &[RECEIVE_ROWS]),
+    mutant("ep_combine_in_one_round", EP_COMBINE, (END_ROWS, 0), Remove, &[RECEIVE_ROWS]),
     mutant(
         "ep_combine_in_one_round",
         EP_COMBINE,
@@ -237,9 +235,9 @@ pub const MUTANTS: &[Mutant] = &[
         &["mem::load", "tokens_of(", SUMMED],
     ),
     mutant("ep_combine", EP_COMBINE, (PREVIOUS, 0), NoWait, &["mem::load", "tokens_of(", SUMMED]),
-    mutant(COUNTED, EP_COUNTS, (TELL_COUNTS, 0), NARROW, &[TELL_COUNTS, "wait(Step::Counted)"]),
-    mutant(COUNTED, EP_COUNTS, (TELL_COUNTS, 0), Relax, &[COUNTS_STORED]),
-    mutant(COUNTED, EP_COUNTS, ("wait(Step::Counted)", 0), NoWait, &[COUNTS_STORED, COUNTS_LOADED]),
+    mutant(COUNTED, EP_PLACES, (TELL_COUNTS, 0), NARROW, &[TELL_COUNTS, "wait(Step::Counted)"]),
+    mutant(COUNTED, EP_PLACES, (TELL_COUNTS, 0), Relax, &[COUNTS_STORED]),
+    mutant(COUNTED, EP_PLACES, ("wait(Step::Counted)", 0), NoWait, &[COUNTS_STORED, COUNTS_LOADED]),
     mutant(COUNTED, DISPATCH_COUNTED, (SENT, 0), Relax, &[ROW, "store_returns("]),
     mutant(
         "dispatches_counted",

@@ -25,9 +25,7 @@ pub struct Counted {
     pub firsts: *mut u32,
     /// [`Counted::STATE`] words of this GPU, 0 before the first launch.
     pub state: *mut u32,
-    /// A bit for each absent rank: nothing is sent to it or awaited from it, and its experts are
-    /// ignored. The mask must not change during a launch, and is the same in all ranks that are not
-    /// absent.
+    /// The mask of [`Received::absent`], the same in all ranks that are not absent.
     pub absent: *const u64,
     /// How many rows, and how many received tokens, there is room for; the same in every rank.
     pub capacity: u32,
@@ -47,8 +45,6 @@ pub(super) enum Step {
 }
 
 impl Counted {
-    const STEPS: usize = 4; // The variants of `Step`.
-
     /// The words of an [`Epoch`], and one that counts blocks, for two kernels.
     pub const STATE: usize = 2 * Self::KERNEL_WORDS;
     const KERNEL_WORDS: usize = Epoch::WORDS + 1;
@@ -56,7 +52,7 @@ impl Counted {
     /// Returns the number of words for the flags of `ranks` ranks.
     #[must_use]
     pub const fn flag_words(ranks: usize) -> usize {
-        Self::STEPS * ranks
+        4 * ranks // One for each `Step`.
     }
 
     /// Returns how many counts a rank tells all others: how many rows each expert of all ranks gets
@@ -101,7 +97,8 @@ pub(super) struct Progress<'a> {
     comm: &'a DevComm,
     pub(super) team: Team,
     flags: Window<u32>,
-    epoch: Epoch,
+    /// A launch that receives ends it.
+    pub(super) epoch: Epoch,
     /// The number of blocks that have sent.
     blocks: *mut u32,
     pub(super) absent: Ranks,
@@ -162,11 +159,5 @@ impl<'a> Progress<'a> {
     pub(super) fn wait(&self, step: Step) {
         let is_there = |peer| !self.absent.contains(peer as usize);
         self.flags(step).wait_all_at_least(Coop::cta(), self.epoch.get(), is_there);
-    }
-
-    /// Ends the epoch of a launch that receives. The whole grid calls this, once.
-    pub(super) unsafe fn end(&self) {
-        // SAFETY: all threads of the grid call this once, as the caller guarantees.
-        unsafe { self.epoch.end(Coop::cta()) };
     }
 }

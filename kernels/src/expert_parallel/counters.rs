@@ -7,9 +7,6 @@ pub(super) const UNROLL: u32 = 8;
 /// The numbers below [`UNROLL`].
 pub(super) const UNROLLED: [u32; UNROLL as usize] = [0, 1, 2, 3, 4, 5, 6, 7];
 
-/// The most warps of a block.
-const WARPS: usize = 16;
-
 /// Words of shared memory or of this GPU. Callers of the unsafe methods guarantee that the word is
 /// allocated, and that accesses by other threads are atomic or on the other side of a barrier.
 #[derive(Clone, Copy)]
@@ -48,7 +45,7 @@ impl Counters {
     /// Makes `len` counters 0. The whole block calls this, before a barrier.
     #[track_caller]
     pub(super) unsafe fn clear(self, len: u32) {
-        for i in strided(len) {
+        for i in Coop::cta().strided(len) {
             // SAFETY: there are `len` counters, each for one thread.
             unsafe {
                 self.totals.store(i, 0);
@@ -114,16 +111,11 @@ impl Counters {
     }
 }
 
-/// Returns this thread's share of the numbers below `end`, which the block's threads divide.
-pub(super) fn strided(end: u32) -> impl Iterator<Item = u32> {
-    nccl_device::Coop::cta().strided(end)
-}
-
 /// Returns the sum of `mine` over the threads before this one. The whole block calls this, once
 /// between two barriers.
 #[track_caller]
 unsafe fn sum_before(mine: u32) -> u32 {
-    let sums = Words(shared_array![u32; WARPS]);
+    let sums = Words(shared_array![u32; 16]); // A block has up to 16 warps.
     // SAFETY: the whole block is here, and `sums` has a word for each warp.
     unsafe {
         let sum = warp_prefix_sum(mine);
@@ -139,17 +131,16 @@ unsafe fn sum_before(mine: u32) -> u32 {
     }
 }
 
-/// Stores the positions and weights of a token's rows: those of the lanes with `is_here`, in their
-/// order, and [`NONE`] after them. A whole warp calls this, and `returns` has the words of the
-/// token.
+/// Stores the positions and weights of a token's rows, those of the lanes with a position, and then
+/// [`NONE`] in the token's words `returns`. A whole warp calls this.
 #[track_caller]
-pub(super) unsafe fn store_returns(returns: Words, is_here: bool, position: u32, weight: u32) {
+pub(super) unsafe fn store_returns(returns: Words, position: Option<u32>, weight: u32) {
     let lane = warp::lane_id();
     // SAFETY: the whole warp is here, and `returns` has the token's words.
     unsafe {
-        let here = warp::ballot(is_here);
+        let here = warp::ballot(position.is_some());
         let at = (here & ((1 << lane) - 1)).count_ones();
-        if is_here {
+        if let Some(position) = position {
             returns.store(2 * at, position);
             returns.store(2 * at + 1, weight);
         }

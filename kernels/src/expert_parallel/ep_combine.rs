@@ -1,6 +1,5 @@
 //! Returns the experts' results to the ranks of the tokens, within the LSA team, and adds them up.
 
-use super::combine_receive::is_leader;
 use super::prelude::*;
 
 /// Vectors of a part that each lane has: with more ranks fewer, as their addresses take registers.
@@ -14,8 +13,6 @@ pub const fn part_vectors(ranks: usize) -> u32 {
     warp::WARP_SIZE * lane_vectors(ranks) as u32
 }
 
-/// Results that are loaded together.
-pub(super) const TOGETHER: usize = 4;
 /// Results that are loaded together in a launch of one round, whose parts have a vector in each
 /// lane: most tokens have no more experts in a rank.
 const TOGETHER_IN_ONE_ROUND: usize = 8;
@@ -37,14 +34,11 @@ pub const NUMBERED_SLOTS: u32 = 1;
 ///
 /// `returns` is what `ep_layout` has stored in
 /// [`Grouped::returns`](super::ep_layout::Grouped::returns), and `received` what `ep_dispatch` has
-/// stored. `steps` is a sum of [`Steps`]. A launch that only sends is followed by one that only
-/// receives, in this rank, before any other launch with the same memory.
+/// stored. `steps` is a sum of [`Steps`].
 ///
-/// With many tokens, reading memory takes the time: each rank reads its experts' rows, once. A warp
-/// sends and receives in turns, and loads entries and, in a launch of few rounds, rows ahead. With
-/// few tokens, one latency comes after another. If each small part for each rank has a warp, each
-/// warp sends one and receives one, in one round: entries are loaded together with the number of
-/// the launch, then the rows of all experts, and nothing else before the peers' rows are polled.
+/// A warp sends and receives in turns, and loads entries and, if there are few rounds, rows ahead.
+/// If each small part for each rank has a warp, each warp sends one and receives one, in one round:
+/// entries are loaded together with the number of the launch, then the rows of all experts.
 ///
 /// `messages` has [`Shape::slots`] slots from each rank, and [`NUMBERED_SLOTS`]. It is other memory
 /// than that of `ep_dispatch`.
@@ -66,13 +60,13 @@ pub unsafe fn ep_combine(
     received: Received,
     steps: u32,
 ) {
-    let combine = Combine { comm: &comm, shape, results, returns, received, steps };
+    let launch = Launch { comm: &comm, shape, results, returns, received, steps };
     // SAFETY: the kernel's caller guarantees the rows, the words and the memory of the slots.
-    unsafe { with_ranks!(comm, lane_vectors, combine.run(messages)) }
+    unsafe { with_ranks!(comm, launch.run(messages), lane_vectors()) }
 }
 
 /// A launch's arguments.
-pub(super) struct Combine<'a> {
+pub(super) struct Launch<'a> {
     pub(super) comm: &'a DevComm,
     pub(super) shape: Shape,
     pub(super) results: Results,
@@ -81,87 +75,154 @@ pub(super) struct Combine<'a> {
     pub(super) steps: u32,
 }
 
-impl Combine<'_> {
+/// A launch with messages, of `N` ranks, that loads `TOGETHER` results together. Whole warps call
+/// the methods, with parts of their own.
+struct Combine<'a, const N: usize, const V: usize, const TOGETHER: usize> {
+    launch: &'a Launch<'a>,
+    session: &'a Session<'a, N>,
+    parts: Parts<V>,
+}
+
+impl Launch<'_> {
     unsafe fn run<const N: usize, const V: usize>(&self, messages: Messages) {
+        let vectors = self.shape.vectors;
         // SAFETY: the memory has a slot for each vector, as the kernel's caller guarantees.
         let begin = unsafe { messages.slots::<N>(self.comm, self.shape.slots(), NUMBERED_SLOTS) };
-        let (first, small) = (warp_index(), Parts::<1>::new(self.shape.vectors));
+        let (first, parts) = (warp_index(), Parts::<1>::new(vectors));
         let others = (ranks::<N>(self.comm) as u32 - 1).max(1); // 1 for a single rank.
         grid::launch_next();
         grid::wait_for_previous();
         // SAFETY: the kernel's caller guarantees the memory; one whole warp has each part.
         unsafe {
-            let absent = self.received.absent();
-            let most = self.most_tokens::<N>(absent);
+            let absent = Ranks(mem::load(self.received.absent));
+            let (sends, mut most) = (self.steps & Steps::SEND != 0, 0);
+            for distance in 1..if sends { ranks::<N>(self.comm) } else { 0 } {
+                most = most.max(self.tokens_of(absent, distance));
+            }
             // In a launch of one round, successive warps send to different ranks.
-            let (to, small_part) = (1 + (first % others) as usize, small.at(first / others));
-            let outgoing = self.outgoing(absent, to, small_part.row);
-            let incoming = self.incoming(small.at(first).row, absent);
-            let session = begin(absent);
-            if self.sends() && is_leader() {
+            let (to, part) = (1 + (first % others) as usize, parts.at(first / others));
+            let outgoing = self.outgoing(absent, to, part.row);
+            let incoming = self.incoming(absent, parts.at(first).row);
+            let session = &begin(absent);
+            if sends && is_leader() {
                 // Tells all peers that this rank has begun the launch.
-                session.tell(self.comm, 0, |_| [0; 2]);
+                session.tell(0, |_| [0; 2]);
             }
-            let (sent, own) = (small.count(most) * others, small.count(self.own_tokens()));
+            let own = if self.receives() { self.results.tokens } else { 0 };
+            let tokens = [most, own];
+            let (sent, own) = (parts.count(most) * others, parts.count(own));
             if sent.max(own) > warps() {
-                return self.rounds::<N, V>(&session, most);
+                let parts = Parts::new(vectors);
+                return Combine::<N, V, TOGETHER> { launch: self, session, parts }.rounds(tokens);
             }
+            let combine = Combine::<N, 1, TOGETHER_IN_ONE_ROUND> { launch: self, session, parts };
             if first < sent {
-                self.send_to::<N, 1, TOGETHER_IN_ONE_ROUND>(&session, to, small_part, outgoing);
+                combine.send(to, part, outgoing);
             }
             if self.receives() {
-                self.end(&session);
+                combine.end();
             }
             if first < own {
-                self.receive::<N, 1, TOGETHER_IN_ONE_ROUND>(&session, small.at(first), incoming);
+                combine.receive(parts.at(first), incoming);
             }
         }
     }
 
-    /// Sends and receives in rounds. The first one only sends; in each later one a part is
-    /// received. The whole grid calls this.
-    unsafe fn rounds<const N: usize, const V: usize>(&self, session: &Session<'_, N>, most: u32) {
-        let parts = Parts::<V>::new(self.shape.vectors);
-        let (first, step, absent) = (warp_index(), warps(), session.absent);
-        let (sent, own) = (parts.count(most), parts.count(self.own_tokens()));
+    fn receives(&self) -> bool {
+        self.steps & Steps::RECEIVE != 0
+    }
+
+    fn rank(&self, distance: usize) -> usize {
+        self.comm.lsa_team().rotated(distance as i32) as usize
+    }
+
+    /// Returns how many tokens the rank at a distance has.
+    unsafe fn tokens_of(&self, absent: Ranks, distance: usize) -> u32 {
+        let rank = self.rank(distance);
+        // SAFETY: the kernel's caller guarantees the memory.
+        let tokens = unsafe { self.received.tokens_of(rank) };
+        if absent.contains(rank) { 0 } else { tokens }
+    }
+
+    /// Loads the entries of a token of the rank at a distance.
+    unsafe fn outgoing(&self, absent: Ranks, to: usize, row: u32) -> Entries {
+        // SAFETY: `returns` has the words of the most tokens of each rank.
+        unsafe { self.entries(self.rank(to), row, self.tokens_of(absent, to)) }
+    }
+
+    /// Loads the entries of a token of this rank, and the ranks that have experts of it.
+    unsafe fn incoming(&self, absent: Ranks, row: u32) -> (Entries, Ranks) {
+        let (me, tokens) = (self.comm.lsa_team().rank as usize, self.results.tokens);
+        let mut targets = Ranks(0);
+        // SAFETY: `received` and `returns` have words for the most tokens of this rank.
+        unsafe {
+            if row < tokens {
+                let of_row = self.received.targets.wrapping_add(row as usize);
+                targets = Ranks(mem::load(of_row) & !absent.0);
+            }
+            (self.entries(me, row, tokens), targets)
+        }
+    }
+
+    /// Loads the entries of a token of a rank that has `tokens` tokens.
+    pub(super) unsafe fn entries(&self, rank: usize, row: u32, tokens: u32) -> Entries {
+        let mut entries = NONE;
+        if row < self.shape.tokens {
+            let token = rank * self.shape.tokens as usize + row as usize;
+            let from = token * RETURN_WORDS + warp::lane_id() as usize;
+            // SAFETY: the kernel's caller guarantees words for the most tokens.
+            entries = unsafe { mem::load(self.returns.wrapping_add(from)) };
+        }
+        // This is not a condition of the load, which would then wait for `tokens`.
+        if row < tokens { entries } else { NONE }
+    }
+}
+
+impl<const N: usize, const V: usize, const TOGETHER: usize> Combine<'_, N, V, TOGETHER> {
+    /// Sends results of `sent` tokens of each rank and receives those of `own` tokens, in rounds.
+    /// The first one only sends; in each later one a part is received.
+    unsafe fn rounds(&self, [sent, own]: [u32; 2]) {
+        let Self { launch, parts, session: Session { absent, .. } } = self;
+        let (first, step) = (warp_index(), warps());
+        let (sent, own) = (parts.count(sent), parts.count(own));
         // SAFETY: the kernel's caller guarantees the memory; one whole warp has each part.
         unsafe {
             let prefetch = |entries, part| {
                 if sent.max(own) <= ROUNDS * step {
-                    prefetch(self.results.rows, entries, part);
+                    prefetch(launch.results.rows, entries, part);
                 }
             };
-            let mut outgoing = self.outgoing(absent, 1, parts.at(first).row);
-            let mut incoming = self.incoming(parts.at(first).row, absent);
+            let mut outgoing = launch.outgoing(*absent, 1, parts.at(first).row);
+            let mut incoming = launch.incoming(*absent, parts.at(first).row);
             let (mut index, mut ahead) = (first, first);
             while index < sent.max(own) || ahead == first {
                 let mut next = NONE;
                 if ahead + step < sent {
-                    next = self.outgoing(absent, 1, parts.at(ahead + step).row);
+                    next = launch.outgoing(*absent, 1, parts.at(ahead + step).row);
                 }
                 if ahead < sent {
                     let part = parts.at(ahead);
                     // Not unrolled for many ranks, as the code of the sum is long.
-                    for distance in 1..rolled::<N>(self.comm) {
+                    for distance in 1..rolled::<N>(launch.comm) {
                         if distance > 1 {
-                            outgoing = self.outgoing(absent, distance, part.row);
+                            outgoing = launch.outgoing(*absent, distance, part.row);
                         }
-                        self.send_to::<N, V, TOGETHER>(session, distance, part, outgoing);
+                        self.send(distance, part, outgoing);
                     }
                 }
                 outgoing = next;
                 ahead += step;
                 prefetch(outgoing, parts.at(ahead));
                 if ahead == first + step {
-                    if self.receives() {
+                    if launch.receives() {
                         prefetch(incoming.0, parts.at(first));
-                        self.end(session);
+                        self.end();
                     }
                     continue;
                 }
                 if index < own {
-                    let next = self.incoming(parts.at(index + step).row, absent);
-                    self.receive::<N, V, TOGETHER>(session, parts.at(index), incoming);
+                    let next = launch.incoming(*absent, parts.at(index + step).row);
+                    self.receive(parts.at(index), incoming);
                     incoming = next;
                     prefetch(incoming.0, parts.at(index + step));
                 }
@@ -170,51 +231,18 @@ impl Combine<'_> {
         }
     }
 
-    fn sends(&self) -> bool {
-        self.steps & Steps::SEND != 0
-    }
-
-    fn receives(&self) -> bool {
-        self.steps & Steps::RECEIVE != 0
-    }
-
-    /// Returns how many tokens of this rank the launch receives.
-    fn own_tokens(&self) -> u32 {
-        if self.receives() { self.results.tokens } else { 0 }
-    }
-
-    pub(super) fn rank(&self, distance: usize) -> usize {
-        self.comm.lsa_team().rotated(distance as i32) as usize
-    }
-
-    /// Returns the most tokens of a peer whose rows this launch returns.
-    unsafe fn most_tokens<const N: usize>(&self, absent: Ranks) -> u32 {
-        let (ranks, mut most) = (if self.sends() { ranks::<N>(self.comm) } else { 0 }, 0);
-        for distance in 1..ranks {
-            // SAFETY: the kernel's caller guarantees the memory.
-            most = most.max(unsafe { self.tokens_of(distance, absent) });
-        }
-        most
-    }
-
-    /// Sends a part of a row back to the rank at a distance, if it has such a token, with an expert
-    /// here. A whole warp calls this.
-    unsafe fn send_to<const N: usize, const V: usize, const TOGETHER: usize>(
-        &self,
-        session: &Session<'_, N>,
-        distance: usize,
-        part: Part<V>,
-        entries: Entries,
-    ) {
+    /// Sends a part of a row back to the rank at a distance, if the token has an expert here.
+    unsafe fn send(&self, distance: usize, part: Part<V>, entries: Entries) {
+        let Self { launch, session, .. } = self;
         // SAFETY: the row is below the most tokens, and only this whole warp sends the part.
         unsafe {
-            let Some(row) = sum::<V, TOGETHER>(self.results.rows, entries, part) else {
+            let Some(row) = sum::<V, TOGETHER>(launch.results.rows, entries, part) else {
                 return;
             };
             let send = |distance| {
                 for i in 0..V {
-                    if let Some(at) = part.vector_of(part.row as usize, i) {
-                        session.rows.send(distance, at as u32, row[i]);
+                    if let Some(slot) = part.slot(i) {
+                        session.rows.send(distance, slot, row[i]);
                     }
                 }
             };
@@ -230,17 +258,105 @@ impl Combine<'_> {
         }
     }
 
-    /// Returns how many tokens the rank at a distance has.
-    unsafe fn tokens_of(&self, distance: usize, absent: Ranks) -> u32 {
-        let rank = self.rank(distance);
-        // SAFETY: the kernel's caller guarantees the memory.
-        let tokens = unsafe { self.received.tokens_of(rank) };
-        if absent.contains(rank) { 0 } else { tokens }
+    /// Receives a part of a row of this rank from all ranks that have an expert of the token.
+    unsafe fn receive(&self, part: Part<V>, (entries, targets): (Entries, Ranks)) {
+        let (mut sums, results) = ([[0.0; 8]; V], &self.launch.results);
+        // SAFETY: each rank of `targets` sends the part, and only this warp receives it.
+        unsafe {
+            // This rank's rows are loaded while those of the others are in transit.
+            let mine = sum::<V, TOGETHER>(results.rows, entries, part);
+            let residual = results.residual(part);
+            match N {
+                4 => self.add_rows::<4>(&mut sums, part, mine, targets),
+                8 => self.add_rows::<2>(&mut sums, part, mine, targets),
+                _ => self.add_rows::<1>(&mut sums, part, mine, targets),
+            }
+            results.store(part, sums, &residual);
+        }
     }
 
-    /// Loads the entries of a token of the rank at a distance.
-    unsafe fn outgoing(&self, absent: Ranks, to: usize, row: u32) -> Entries {
-        // SAFETY: `returns` has the words of the most tokens of each rank.
-        unsafe { self.entries(self.rank(to), row, self.tokens_of(to, absent)) }
+    /// Adds the row of this rank, if there is one, and those that it receives, in the order of the
+    /// ranks. It waits for the rows of `K` ranks together, of several with a vector in each lane:
+    /// more would take registers.
+    unsafe fn add_rows<const K: usize>(
+        &self,
+        sums: &mut Sums<V>,
+        part: Part<V>,
+        mine: Option<Row<V>>,
+        targets: Ranks,
+    ) {
+        let Self { launch: Launch { comm, .. }, session, .. } = self;
+        let (me, nothing) = (comm.lsa_team().rank as usize, Vec16::from_bits([0; 4]));
+        let sends = |rank| rank != me && targets.contains(rank);
+        for first in Strided::new(0, rolled::<N>(comm), K) {
+            let mut rows = [[nothing; V]; K];
+            if K == 1 {
+                if sends(first) {
+                    // SAFETY: the rank is one of `targets`, and so sends the part.
+                    rows[0] = unsafe { session.rows.receive_several(first, |i| part.slot(i), 0) };
+                }
+            } else if let Some(slot) = part.slot(0) {
+                comm.wait_until(Coop::thread(), || {
+                    let mut all = true;
+                    for i in 0..K {
+                        // SAFETY: the kernel's caller guarantees the memory. (No branch is around
+                        // the loads, so that all are in flight together, also of unused slots.)
+                        let row = unsafe { session.rows.peek(first + i, slot) };
+                        let sends = sends(first + i);
+                        all &= row.is_some() || !sends;
+                        rows[i][0] = row.filter(|_| sends).unwrap_or(nothing);
+                    }
+                    all
+                });
+                for i in 0..K {
+                    if sends(first + i) {
+                        // SAFETY: the kernel's caller guarantees the memory; the row has arrived.
+                        unsafe { session.rows.empty(first + i, slot) };
+                    }
+                }
+            }
+            for i in 0..K {
+                match mine {
+                    Some(mine) if first + i == me => add(sums, &mine, 1.0),
+                    _ if K > 1 || sends(first) => add(sums, &rows[i], 1.0),
+                    _ => {}
+                }
+            }
+        }
     }
+
+    /// Ends the session while rows are in transit, and waits until all ranks have begun this
+    /// launch, also those that return no rows. The whole block, which has the number of the launch,
+    /// calls this once.
+    unsafe fn end(&self) {
+        let Self { launch, session, .. } = self;
+        thread::sync_threads();
+        if is_in_last_warp() {
+            // SAFETY: all threads of the block have the number of the launch.
+            unsafe { session.rows.end(Coop::warp()) };
+        }
+        if is_leader() {
+            launch.comm.wait_until(Coop::thread(), || {
+                let mut all = true;
+                for distance in 1..ranks::<N>(launch.comm) {
+                    let source = launch.rank(distance);
+                    // SAFETY: the kernel's caller guarantees the memory. (No branch is around the
+                    // loads, so that all are in flight together.)
+                    let begun = unsafe { session.told(source, 0) }.is_some();
+                    all &= begun || session.absent.contains(source);
+                }
+                all
+            });
+        }
+    }
+}
+
+/// Returns whether this thread is in the last warp of its block, which has the least to send.
+fn is_in_last_warp() -> bool {
+    thread::thread_idx_x() + warp::WARP_SIZE >= thread::block_dim_x()
+}
+
+/// Returns whether this thread sends and receives the numbers of the launch.
+fn is_leader() -> bool {
+    is_in_last_warp() && thread::block_idx_x() == 0 && warp::lane_id() == 0
 }

@@ -1,11 +1,7 @@
 //! Returns the experts' results to the ranks of the tokens, within the LSA team, where each rank
 //! knows how many return.
 
-use super::ep_combine::TOGETHER;
 use super::prelude::*;
-
-/// Vectors of a part of a row that each lane has.
-const VECTORS: usize = 2;
 
 /// Does what [`ep_combine`](fn@super::ep_combine::ep_combine) does, with the same bits, after an
 /// [`ep_dispatch_counted`](fn@super::ep_dispatch_counted::ep_dispatch_counted).
@@ -58,7 +54,7 @@ pub unsafe fn ep_combine_counted(
             for part in parts.of_grid(results.tokens) {
                 combine.receive(part);
             }
-            progress.end();
+            progress.epoch.end(Coop::cta());
         }
     }
 }
@@ -69,7 +65,7 @@ struct Combine<'a> {
     arrivals: Window<bf16>,
     /// The most results of a token.
     of_token: u32,
-    parts: Parts<VECTORS>,
+    parts: Parts<SUMMED>,
     results: Results,
 }
 
@@ -82,7 +78,7 @@ impl Combine<'_> {
         // SAFETY: the kernel's caller guarantees the memory; a warp's lanes take the same turns.
         unsafe {
             assert_unchecked(ranks > 0); // Otherwise divisions would be checked.
-            for rank in strided(ranks + 1) {
+            for rank in Coop::cta().strided(ranks + 1) {
                 firsts.store(rank, Words(self.memory.firsts).load(rank));
             }
             thread::sync_threads();
@@ -99,7 +95,7 @@ impl Combine<'_> {
                     let (tokens, token) = (self.memory.tokens.local().as_ptr(), token as usize);
                     let entries = self.memory.returns(tokens, token).load(warp::lane_id());
                     let at = self.memory.origin(tokens, token).load(1) as usize;
-                    if let Some(row) = sum::<VECTORS, TOGETHER>(self.results.rows, entries, part) {
+                    if let Some(row) = sum::<SUMMED, TOGETHER>(self.results.rows, entries, part) {
                         part.store(self.arrivals.lsa(rank as i32).as_ptr(), at, &row);
                     }
                 }
@@ -108,7 +104,7 @@ impl Combine<'_> {
     }
 
     /// Adds up the results of a part of a token, which have arrived. A whole warp calls this.
-    unsafe fn receive(&self, part: Part<VECTORS>) {
+    unsafe fn receive(&self, part: Part<SUMMED>) {
         let lane = warp::lane_id();
         // SAFETY: the kernel's caller guarantees the memory, and the results have arrived.
         unsafe {
@@ -125,8 +121,8 @@ impl Combine<'_> {
                 entries = if lane == 2 * before.count_ones() { DROPPED } else { entries };
                 absent &= absent - 1;
             }
-            let (from, mut sums) = (self.arrivals.local().as_ptr(), [[0.0; 8]; VECTORS]);
-            add_rows::<VECTORS, TOGETHER>(&mut sums, from, (entries, count), part);
+            let (from, mut sums) = (self.arrivals.local().as_ptr(), [[0.0; 8]; SUMMED]);
+            add_rows::<SUMMED, TOGETHER>(&mut sums, from, (entries, count), part);
             self.results.store(part, sums, &self.results.residual(part));
         }
     }

@@ -1,10 +1,7 @@
 //! Returns the experts' results to the ranks of the tokens, over several LSA teams.
 
-use super::ep_combine::{Combine, TOGETHER};
+use super::ep_combine::Launch;
 use super::prelude::*;
-
-/// Vectors of a part of a row that each lane has.
-const VECTORS: usize = 2;
 
 /// Returns the number of vectors of a message with a whole batch.
 #[must_use]
@@ -70,7 +67,7 @@ pub unsafe fn ep_combine_hybrid<B: GinBackend>(
 ) {
     grid::launch_next();
     grid::wait_for_previous();
-    let local = Combine { comm: &comm, shape, results, returns, received, steps };
+    let local = Launch { comm: &comm, shape, results, returns, received, steps };
     // SAFETY: the kernel's caller guarantees the rows, the words and the memory of the messages.
     unsafe {
         let rail = &Rail::<B>::new(&comm, mail, shape, message_vectors(shape, mail.batch));
@@ -97,7 +94,7 @@ pub unsafe fn ep_combine_hybrid<B: GinBackend>(
 }
 
 struct Hybrid<'a, B> {
-    local: Combine<'a>,
+    local: Launch<'a>,
     rail: &'a Rail<'a, B>,
     team: Team,
     partials: Window<bf16>,
@@ -132,10 +129,10 @@ impl<B: GinBackend> Hybrid<'_, B> {
             let (tokens, to) =
                 (self.local.received.tokens_of(source as usize), self.partials.lsa(rank).as_ptr());
             self.rail.each_batch(|batch| {
-                let parts = Parts::<VECTORS>::new(self.local.shape.vectors);
+                let parts = Parts::<SUMMED>::new(self.local.shape.vectors);
                 for part in parts.of_block(batch.first(), batch.len(tokens)) {
                     let entries = self.local.entries(source as usize, part.row, tokens);
-                    let row = sum::<VECTORS, TOGETHER>(self.local.results.rows, entries, part);
+                    let row = sum::<SUMMED, TOGETHER>(self.local.results.rows, entries, part);
                     if let Some(row) = row {
                         part.store(to, self.partial(self.team.rank, team, part.row), &row);
                     }
@@ -147,8 +144,8 @@ impl<B: GinBackend> Hybrid<'_, B> {
 
     /// Returns the sum over the ranks of this team for a token from `team`. `bits` has a bit for
     /// each rank that has experts of it. The ranks have stored their sums.
-    unsafe fn sum_team(&self, team: i32, bits: u32, part: Part<VECTORS>) -> Row<VECTORS> {
-        let (from, mut sums) = (self.partials.local().as_ptr(), [[0.0; 8]; VECTORS]);
+    unsafe fn sum_team(&self, team: i32, bits: u32, part: Part<SUMMED>) -> Row<SUMMED> {
+        let (from, mut sums) = (self.partials.local().as_ptr(), [[0.0; 8]; SUMMED]);
         for rank in 0..self.team.n_ranks {
             if bits >> rank & 1 == 1 {
                 // SAFETY: the rank has stored its sum, which nothing writes before the next launch.
@@ -197,7 +194,7 @@ impl<B: GinBackend> Hybrid<'_, B> {
             unsafe {
                 let of_lane = Self::bits_of_lane(self.relayed.teams, batch, results.tokens);
                 batch.each_part(self.local.shape, results.tokens, of_lane, |part, token, bits| {
-                    let mut sums = [[0.0; 8]; VECTORS];
+                    let mut sums = [[0.0; 8]; SUMMED];
                     for team in 0..teams.n_ranks {
                         let from_team = warp::ballot(of_lane >> team & 1 == 1);
                         if bits >> team & 1 == 0 {

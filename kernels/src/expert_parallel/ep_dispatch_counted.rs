@@ -1,13 +1,8 @@
 //! Sends the rows of tokens to their places in the order of the experts, within the LSA team, after
 //! all ranks have told each other how many rows there are.
 
-use super::places::{BATCH, Dispatch, Shared, TokenPlaces};
+use super::places::{BATCH, Dispatch, Shared};
 use super::prelude::*;
-
-/// Vectors of a part of a row that each lane has.
-const VECTORS: usize = 4;
-/// The same for 8-bit floats, of which a vector is made from two.
-const F8_VECTORS: usize = VECTORS / 2;
 
 /// Stores the rows of this rank's `tokens` in `rows` of the ranks of the LSA team that have one of
 /// their experts, in the order of the experts, and receives those of all ranks. The team has up to
@@ -78,7 +73,7 @@ pub unsafe fn ep_dispatch_counted<T: Rows>(
             if thread::block_idx_x() == 0 {
                 progress.wait(Step::Sent);
             }
-            progress.end();
+            progress.epoch.end(Coop::cta());
         }
     }
 }
@@ -91,9 +86,10 @@ impl<T: Rows> Dispatch<'_, T> {
         let end = (first + count) as u32;
         // SAFETY: the whole block is here, and barriers separate the places of two batches.
         unsafe {
-            // This waits until all ranks have told their counts: then each has begun this launch,
-            // and its memory may be written.
-            self.find(first as u32);
+            self.count(first as u32);
+            self.exchange_counts();
+            self.add_others();
+            self.find_starts();
             for first in Strided::new(first as u32, end, BATCH) {
                 let batch = BATCH.min(end - first);
                 if thread::thread_idx_x() < warp::WARP_SIZE {
@@ -113,34 +109,32 @@ impl<T: Rows> Dispatch<'_, T> {
     }
 
     /// Stores a part of a row of a batch, which begins with token `first`, in the ranks that get
-    /// it. A whole warp calls this.
+    /// it, and tells them which rows are those of the token. A whole warp calls this.
     unsafe fn store<const V: usize>(&self, first: u32, part: Part<V>) {
-        let Self { progress: Progress { team, .. }, memory, tokens, .. } = self;
-        let token = first + part.row;
+        let Self { progress: Progress { team, .. }, memory, tokens, shared, .. } = self;
+        let (token, me) = (first + part.row, team.rank as u32);
         // SAFETY: lane `k` has the `k`-th place, where only this warp stores the part.
         unsafe {
-            let row = rows::load::<T, V>(tokens.input, part, token as usize);
-            let placed = self.placed(part.row);
+            let row = part.load_input::<T>(tokens.input, token);
+            let (rank_of_lane, place) = self.placed(part.row);
+            let targets = mem::load(shared.targets.wrapping_add(part.row as usize));
             let payload = Payload::of::<T>(&row);
             // Each rank begins with itself, so that the ranks store to different ones.
-            let (me, targets) = (team.rank as u32, placed.targets);
             let mut rest = targets.rotate_right(me);
             while rest != 0 {
                 let rank = (me + rest.trailing_zeros()) % u64::BITS;
                 rest &= rest - 1;
-                let is_there = placed.rank == Some(rank);
-                let to = warp_min(if is_there { placed.place } else { NONE });
+                let place = (rank_of_lane == Some(rank)).then_some(place);
+                let to = warp_min(place.unwrap_or(NONE));
                 if to < memory.capacity {
-                    let rows = self.rows.lsa(rank as i32).as_ptr();
-                    let scales = match T::HAS_SCALES {
-                        true => self.scales.lsa(rank as i32).as_ptr(),
-                        false => core::ptr::null_mut(),
-                    };
-                    part.store_payload::<T>(rows.cast(), scales.cast(), to as usize, &payload);
+                    let rows = self.rows.lsa(rank as i32).as_ptr().cast();
+                    let scales = self.scales.lsa(rank as i32).as_ptr().cast();
+                    part.store_payload::<T>([rows, scales], to as usize, &payload);
                 }
                 if part.is_first {
-                    let index = self.shared.received.load(part.row * RANKS as u32 + rank);
-                    self.tell(token, placed, rank, index as usize);
+                    let index = shared.received.load(part.row * RANKS as u32 + rank);
+                    let before = (targets & ((1 << rank) - 1)).count_ones();
+                    self.tell(rank, index as usize, token, place, before);
                 }
             }
             if part.is_first && warp::lane_id() == 0 {
@@ -149,21 +143,20 @@ impl<T: Rows> Dispatch<'_, T> {
         }
     }
 
-    /// Tells a rank which rows are those of a token, and where its result returns. A whole warp
-    /// calls this.
-    unsafe fn tell(&self, token: u32, placed: TokenPlaces, rank: u32, index: usize) {
+    /// Tells a rank, whose received token `index` is this rank's `token`, the places of this lane's
+    /// row, and where its result returns: after those of `before` ranks. A whole warp calls this.
+    unsafe fn tell(&self, rank: u32, index: usize, token: u32, place: Option<u32>, before: u32) {
         let Self { progress: Progress { team, .. }, memory, shape, .. } = self;
-        let (to, is_there) = (memory.tokens.lsa(rank as i32).as_ptr(), placed.rank == Some(rank));
+        let to = memory.tokens.lsa(rank as i32).as_ptr();
         // SAFETY: `memory` of each rank has the words of the token, and only this warp tells it.
         unsafe {
             let (mut weight, at) = (0.0, token * shape.top_k + warp::lane_id());
-            if is_there {
+            if place.is_some() {
                 weight = mem::load(self.tokens.weights.wrapping_add(at as usize));
             }
-            store_returns(memory.returns(to, index), is_there, placed.place, weight.to_bits());
+            store_returns(memory.returns(to, index), place, weight.to_bits());
             if warp::lane_id() == 0 {
                 let results = Counted::results(*shape, team.n_ranks as usize) as u32;
-                let before = (placed.targets & ((1 << rank) - 1)).count_ones();
                 let origin = memory.origin(to, index);
                 origin.store(0, team.rank as u32 * shape.tokens + token);
                 origin.store(1, token * results + before);

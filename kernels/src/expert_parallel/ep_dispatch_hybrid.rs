@@ -1,12 +1,6 @@
 //! Sends the rows of tokens to the ranks of their experts, over several LSA teams.
 
 use super::prelude::*;
-use super::rail::{BATCH, tell};
-
-/// Vectors of a part of a row that each lane has.
-const VECTORS: usize = 4;
-/// The same for 8-bit floats, of which a vector is made from two.
-const F8_VECTORS: usize = VECTORS / 2;
 
 /// Vectors of a message's header: a word with the number of the rank's tokens, and padding.
 const HEADER: usize = 1;
@@ -172,13 +166,13 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
         unsafe {
             let routes = self.routes(batch, count, words, |token| self.route(batch, token));
             batch.each_part::<V>(self.shape, count, routes, |part, token, bits| {
-                let row = rows::load::<T, V>(self.tokens.input, part, part.row as usize);
+                let row = part.load_input::<T>(self.tokens.input, part.row);
                 let row = Payload::of::<T>(&row);
                 for team in 0..teams {
                     let routed = warp::ballot(routes >> team & 1 == 1);
                     if bits >> team & 1 == 1 {
-                        let [rows, scales] = self.rows(rail.outgoing(team, batch), len, routed);
-                        part.store_payload::<T>(rows, scales, position(routed, token), &row);
+                        let to = self.rows(rail.outgoing(team, batch), len, routed);
+                        part.store_payload::<T>(to, position(routed, token), &row);
                     }
                 }
             });
@@ -264,8 +258,8 @@ impl<T: Rows, B: GinBackend> Dispatch<'_, T, B> {
                 }
                 for peer in self.team.all_from_self() {
                     if bits >> peer & 1 == 1 {
-                        let [rows, scales] = [0, scales_at].map(|at| received(peer, at));
-                        part.store_payload::<T>(rows, scales, to, &payload);
+                        let memory = [0, scales_at].map(|at| received(peer, at));
+                        part.store_payload::<T>(memory, to, &payload);
                     }
                 }
             });

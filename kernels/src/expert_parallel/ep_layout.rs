@@ -2,8 +2,6 @@
 
 use super::prelude::*;
 
-/// Vectors of a part of a row that each lane has.
-pub(super) const VECTORS: usize = 4;
 /// The rows that a block handles at a time.
 const BATCH: u32 = 64;
 
@@ -108,16 +106,16 @@ pub unsafe fn ep_layout(
 ) {
     grid::launch_next();
     grid::wait_for_previous();
-    let counters = Counters {
-        totals: Words(shared_array![u32; Shape::EXPERTS]),
-        next: Words(shared_array![u32; Shape::EXPERTS]),
-    };
+    let [totals, next] =
+        [shared_array![u32; Shape::EXPERTS], shared_array![u32; Shape::EXPERTS]].map(Words);
+    let counters = Counters { totals, next };
     let entries = Words(shared_array![u32; BATCH as usize * RETURN_WORDS]);
     let layout = Layout { shape, ranks, received, grouped, faults, counters, entries };
     // SAFETY: the kernel's caller guarantees what the dispatch has left, and the room.
     unsafe {
         let (block, blocks) = (thread::block_idx_x(), thread::grid_dim_x());
-        let (first, count) = share(layout.tokens() as usize, block as usize, blocks as usize);
+        let tokens = (0..ranks as usize).map(|rank| received.tokens_of(rank)).sum::<u32>();
+        let (first, count) = share(tokens as usize, block as usize, blocks as usize);
         let end = (first + count) as u32;
         layout.count(first as u32);
         layout.find_starts(); // `place` reads the starts after the barrier that follows `stage`.
@@ -135,7 +133,8 @@ pub unsafe fn ep_layout(
     }
 }
 
-/// A launch's arguments, and the words of a block in shared memory.
+/// A launch's arguments, and a block's words in shared memory. The whole block calls the unsafe
+/// methods, with barriers between them.
 struct Layout {
     shape: Shape,
     ranks: u32,
@@ -149,12 +148,6 @@ struct Layout {
 }
 
 impl Layout {
-    /// Returns how many tokens there are.
-    unsafe fn tokens(&self) -> u32 {
-        // SAFETY: the ranks are those whose tokens `received` has.
-        (0..self.ranks as usize).map(|rank| unsafe { self.received.tokens_of(rank) }).sum()
-    }
-
     /// Returns the index of a token in [`Received`], given its number among those of all ranks.
     unsafe fn index(&self, mut token: u32) -> u32 {
         let mut rank = 0;
@@ -169,8 +162,7 @@ impl Layout {
         }
     }
 
-    /// Counts the rows of each expert, and those before the token `first`. The whole block calls
-    /// this.
+    /// Counts the rows of each expert, and those before the token `first`.
     unsafe fn count(&self, first: u32) {
         let (Shape { tokens, top_k, experts, .. }, threads) = (self.shape, thread::block_dim_x());
         // SAFETY: the whole block is here, and each word is below its array's length.
@@ -197,8 +189,7 @@ impl Layout {
         }
     }
 
-    /// Computes where the experts' rows begin. The first block stores it. The whole block calls
-    /// this.
+    /// Computes where the experts' rows begin. The first block stores it.
     unsafe fn find_starts(&self) {
         let (experts, Grouped { capacity, .. }) = (self.shape.experts, self.grouped);
         let (offsets, sizes) = (Words(self.grouped.offsets), Words(self.grouped.sizes));
@@ -221,10 +212,10 @@ impl Layout {
         }
     }
 
-    /// Loads the experts and weights of a batch. The whole block calls this.
+    /// Loads the experts and weights of a batch.
     unsafe fn stage(&self, first: u32, batch: u32) {
         let (top_k, Received { experts, weights, .. }) = (self.shape.top_k, self.received);
-        for i in strided(batch * top_k) {
+        for i in Coop::cta().strided(batch * top_k) {
             let (row, k) = (i / top_k, i % top_k);
             let to = self.entries(row);
             // SAFETY: the batch has the row, and the shared memory room for it.
@@ -236,8 +227,7 @@ impl Layout {
         }
     }
 
-    /// Gives the rows of a batch their positions, in their order. The block's first warp calls
-    /// this, after a barrier.
+    /// Gives the rows of a batch their positions, in their order. The first warp calls this.
     unsafe fn place(&self, first: u32, batch: u32) {
         let (lane, Grouped { origins, returns, capacity, .. }) = (warp::lane_id(), self.grouped);
         for row in 0..batch {
@@ -245,10 +235,9 @@ impl Layout {
             // SAFETY: the batch has been staged, and only the first warp is here, with all lanes.
             unsafe {
                 let index = self.index(first + row);
-                let (mut expert, mut weight) = (0, 0);
-                if lane < self.shape.top_k {
-                    (expert, weight) = (entries.load(2 * lane), entries.load(2 * lane + 1));
-                }
+                let has_expert = lane < self.shape.top_k;
+                let [expert, weight] =
+                    [0, 1].map(|at| if has_expert { entries.load(2 * lane + at) } else { 0 });
                 let is_here = expert > 0;
                 let mut position = self.counters.take_next(is_here.then(|| expert - 1));
                 if position >= capacity {
@@ -256,7 +245,7 @@ impl Layout {
                 } else if is_here {
                     Words(origins).store(position, index);
                 }
-                store_returns(entries, is_here, position, weight);
+                store_returns(entries, is_here.then_some(position), weight);
                 warp::sync();
                 let to = returns.wrapping_add(index as usize * RETURN_WORDS);
                 Words(to).store(lane, entries.load(lane));
@@ -264,7 +253,7 @@ impl Layout {
         }
     }
 
-    /// Copies the rows of a batch to their positions. The whole block calls this, after a barrier.
+    /// Copies the rows of a batch to their positions.
     unsafe fn copy(&self, first: u32, batch: u32) {
         let Received { rows, scales, .. } = self.received;
         for part in Parts::new(self.shape.vectors).of_block(0, batch) {

@@ -42,93 +42,71 @@ impl Messages {
         used: u32,
         capacity: u32,
     ) -> impl FnOnce(Ranks) -> Session<'a, N> {
-        let (window, team) = (self.numbered, comm.lsa_team());
+        let numbered = self.numbered;
         // More addresses would take registers.
-        let peer = if N == 2 { Some(window.lsa(team.next())) } else { None };
-        let numbered = Numbered { window, local: window.local(), peer, team, capacity, launch: 0 };
-        let memory = LamportMemory { capacity: used, ..self.memory };
+        let peer = if N == 2 { Some(numbered.lsa(comm.lsa_team().next())) } else { None };
+        let (local, memory) = (numbered.local(), LamportMemory { capacity: used, ..self.memory });
         // SAFETY: the memory has the slots, as the caller guarantees.
         let slots = unsafe { LamportSlots::new(comm, &memory) };
         move |absent| {
             // SAFETY: the slots are those of a session, as the caller guarantees.
             let rows = unsafe { slots.begin(used) };
-            Session { rows, numbered: Numbered { launch: rows.launch(), ..numbered }, absent }
+            Session { comm, rows, absent, numbered, local, peer, capacity }
         }
     }
 }
 
 /// The messages of a launch.
 pub(super) struct Session<'a, const N: usize> {
+    comm: &'a DevComm,
     pub(super) rows: Lamport<'a, N>,
-    pub(super) numbered: Numbered<N>,
     /// The ranks that neither send nor receive.
     pub(super) absent: Ranks,
+    numbered: Window<u32>,
+    /// The slots for numbered messages of this rank, and of its peer in a team of two.
+    local: LsaPtr<u32>,
+    peer: Option<LsaPtr<u32>>,
+    /// Such slots for a source rank in a bank.
+    capacity: u32,
 }
 
+#[track_callers]
 impl<const N: usize> Session<'_, N> {
     /// Sends a numbered message, two words for a rank's number, to a slot of all peers that are not
     /// absent. The slot is below the capacity, and no other thread sends to it.
-    #[track_caller]
-    pub(super) unsafe fn tell(&self, comm: &DevComm, slot: u32, message: impl Fn(u32) -> [u32; 2]) {
-        for distance in 1..rolled::<N>(comm) {
-            let to = comm.lsa_team().rotated(distance as i32) as u32;
+    pub(super) unsafe fn tell(&self, slot: u32, message: impl Fn(u32) -> [u32; 2]) {
+        let team = self.comm.lsa_team();
+        for distance in 1..rolled::<N>(self.comm) {
+            let to = team.rotated(distance as i32);
             if !self.absent.contains(to as usize) {
+                let ([a, b], number) = (message(to as u32), self.number());
+                let part = self.peer.unwrap_or_else(|| self.numbered.lsa(to));
+                let to = self.slot(part, team.rank as usize, slot);
+                let message = Vec16::<u32>::from_bits([a, number, b, number]);
                 // SAFETY: the slot is below the capacity, and only this thread sends to it.
-                unsafe { self.numbered.send(distance, slot, message(to)) };
+                unsafe { mem::store_vec_relaxed(to, message, Scope::Sys) };
             }
         }
     }
-}
-
-/// The numbered messages of a launch.
-#[derive(Clone, Copy)]
-pub(super) struct Numbered<const N: usize> {
-    window: Window<u32>,
-    /// The memory of this rank, and of its peer in a team of two.
-    local: LsaPtr<u32>,
-    peer: Option<LsaPtr<u32>>,
-    team: Team,
-    /// Slots for a source rank in a bank.
-    capacity: u32,
-    /// How many launches there were before this one.
-    launch: u32,
-}
-
-impl<const N: usize> Numbered<N> {
-    /// Returns the number that says that a slot has this launch's message; not 0, which slots hold
-    /// before the first launch. Successive launches of a bank have different numbers.
-    fn number(&self) -> u32 {
-        self.launch.wrapping_add(1).max(1)
-    }
-
-    /// Returns the address of a slot of a source rank in a rank's memory, in this launch's bank.
-    fn slot(&self, part: LsaPtr<u32>, source: usize, slot: u32) -> *mut u32 {
-        let ranks = if N == ANY_RANKS { self.team.n_ranks as usize } else { N };
-        let place = (self.launch as usize % BANKS * ranks + source) * self.capacity as usize;
-        part.as_ptr().wrapping_add(SLOT * (place + slot as usize))
-    }
-
-    /// Sends two words to a slot of the rank that is `distance` after this one, modulo the number
-    /// of ranks. The distance is below that number and not 0, the slot below the capacity, and no
-    /// other thread sends to it.
-    #[track_caller]
-    pub(super) unsafe fn send(&self, distance: usize, slot: u32, [a, b]: [u32; 2]) {
-        let part = match self.peer {
-            Some(peer) => peer,
-            None => self.window.lsa(self.team.rotated(distance as i32)),
-        };
-        let (to, number) = (self.slot(part, self.team.rank as usize, slot), self.number());
-        let message = Vec16::<u32>::from_bits([a, number, b, number]);
-        // SAFETY: the slot is below the capacity, and only this thread sends to it.
-        unsafe { mem::store_vec_relaxed(to, message, Scope::Sys) };
-    }
 
     /// Loads what a rank has sent to a slot below the capacity in this launch, if it has arrived.
-    #[track_caller]
-    pub(super) unsafe fn peek(&self, source: usize, slot: u32) -> Option<[u32; 2]> {
+    pub(super) unsafe fn told(&self, source: usize, slot: u32) -> Option<[u32; 2]> {
         let from = self.slot(self.local, source, slot);
         // SAFETY: the slot is below the capacity, as the caller guarantees.
         let [a, first, b, second] = unsafe { mem::load_vec_relaxed(from, Scope::Sys) }.to_bits();
         (first == self.number() && second == self.number()).then_some([a, b])
+    }
+
+    /// Returns the number that says that a slot has this launch's message; not 0, which slots hold
+    /// before the first launch. Successive launches of a bank have different numbers.
+    fn number(&self) -> u32 {
+        self.rows.launch().wrapping_add(1).max(1)
+    }
+
+    /// Returns the address of a slot of a source rank in a rank's memory, in this launch's bank.
+    fn slot(&self, part: LsaPtr<u32>, source: usize, slot: u32) -> *mut u32 {
+        let bank = self.rows.launch() as usize % BANKS;
+        let place = (bank * ranks::<N>(self.comm) + source) * self.capacity as usize;
+        part.as_ptr().wrapping_add(SLOT * (place + slot as usize))
     }
 }

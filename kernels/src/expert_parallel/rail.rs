@@ -1,14 +1,12 @@
-//! Messages between the LSA teams: over the network, between the ranks of a rail.
-//!
-//! A *rail* has the ranks with the same number in each team. What a rank has for another team goes
-//! to that team's rank on its rail, which passes it on by load and store, so that nothing crosses
-//! the network twice. Tokens go in *batches*: a message is one put with a batch's rows, packed.
+//! Messages between the LSA teams: over the network, between the ranks of a *rail*, which have the
+//! same number in each team. Tokens go in *batches*: a message is one put with a batch's rows,
+//! packed, to the rank of the other team, which passes it on by load and store.
 //!
 //! Block `b` of `n` blocks has the batches `b`, `b + n`, `b + 2 * n` and so on, the same in every
-//! rank. It sends its first batch in every launch, also without a token. This batch says how many
+//! rank. It sends its first batch in every launch, also without a token: that one says how many
 //! tokens the rank has, and so which others follow. Each batch of each team has a signal of its
-//! own, which counts its messages, and whose shadow says how many there have been: nothing is
-//! reset. (A signal for several messages would not say which of them have arrived.)
+//! own, which counts its messages; nothing is reset. (A signal for several messages would not say
+//! which of them have arrived.)
 //!
 //! Messages are packed in one place, which is free again after the launch's flush, and arrive in
 //! two banks, which take turns: a rank that has a message of a launch knows that the launch before
@@ -93,8 +91,7 @@ pub(super) struct Rail<'a, B> {
 
 impl<'a, B: GinBackend> Rail<'a, B> {
     /// Begins a launch with messages of at most `vectors` vectors. The memory is as [`Mail`] says,
-    /// its words were 0 before the first launch, and one launch at a time uses it, in every rank
-    /// with the same arguments and the same grid.
+    /// and one launch at a time uses it, in every rank with the same arguments and the same grid.
     #[track_caller]
     pub(super) unsafe fn new(comm: &'a DevComm, mail: Mail, shape: Shape, vectors: usize) -> Self {
         Self {
@@ -175,8 +172,7 @@ impl<'a, B: GinBackend> Rail<'a, B> {
     }
 
     /// Waits until the messages that this block has sent may be overwritten, and ends the launch's
-    /// epoch. The whole block calls this, once, in a launch that has received all messages and does
-    /// not use them any more.
+    /// epoch. The whole block calls this, once, in a launch that receives, after all other methods.
     pub(super) unsafe fn end(&self) {
         self.gin.flush(Coop::cta(), MemoryOrder::Relaxed);
         // SAFETY: the launch receives, and does not use the messages any more.

@@ -49,7 +49,8 @@ impl Shape {
     }
 }
 
-/// Bits that say what a launch does.
+/// Bits that say what a launch does. After a launch that only sends one that only receives follows,
+/// in this rank, before any other launch with the same memory.
 pub struct Steps;
 
 impl Steps {
@@ -76,14 +77,13 @@ pub struct Tokens {
 
 impl Tokens {
     /// Loads the id and the weight of this lane's expert of a token; the id is -1 if there is none.
-    /// The kernel's caller guarantees the memory.
     #[track_caller]
     pub(super) unsafe fn expert(&self, shape: Shape, token: u32) -> (i32, f32) {
         if warp::lane_id() >= shape.top_k {
             return (-1, 0.0);
         }
         let at = (token * shape.top_k + warp::lane_id()) as usize;
-        // SAFETY: the token has the expert, as the caller guarantees.
+        // SAFETY: the token has the expert, as the kernel's caller guarantees.
         unsafe { (mem::load(self.ids.wrapping_add(at)), mem::load(self.weights.wrapping_add(at))) }
     }
 }
@@ -111,17 +111,10 @@ pub struct Received {
 }
 
 impl Received {
-    /// Loads the mask of absent ranks, which nothing writes.
-    #[track_caller]
-    pub(super) unsafe fn absent(&self) -> Ranks {
-        // SAFETY: the word is allocated, and nothing writes it, as the caller guarantees.
-        Ranks(unsafe { mem::load(self.absent) })
-    }
-
-    /// Loads how many tokens a rank has. The kernel's caller guarantees the memory.
+    /// Loads how many tokens a rank has.
     #[track_caller]
     pub(super) unsafe fn tokens_of(&self, rank: usize) -> u32 {
-        // SAFETY: there is a count for each rank, as the caller guarantees.
+        // SAFETY: there is a count for each rank, as the kernel's caller guarantees.
         unsafe { mem::load(self.counts.wrapping_add(rank)) }
     }
 
@@ -196,18 +189,17 @@ impl Ranks {
     }
 }
 
-/// Calls a method with the number of ranks and the vectors of each lane as constants. Numbers of
+/// Runs a launch with the number of ranks and the vectors of each lane as constants. Numbers of
 /// ranks that have no code of their own are [`ANY_RANKS`].
 macro_rules! with_ranks {
-    ($comm:ident, $lane_vectors:ident, $of:ident.$method:ident($($argument:expr),*)) => {{
-        const ANY: usize = nccl_device::ANY_RANKS;
+    ($comm:ident, $launch:ident.run($messages:ident), $lane_vectors:ident($($scales:literal)?)) => {
         match $comm.lsa_team().n_ranks {
-            2 => $of.$method::<2, { $lane_vectors(2) }>($($argument),*),
-            4 => $of.$method::<4, { $lane_vectors(4) }>($($argument),*),
-            8 => $of.$method::<8, { $lane_vectors(8) }>($($argument),*),
-            _ => $of.$method::<ANY, { $lane_vectors(ANY) }>($($argument),*),
+            2 => $launch.run::<2, { $lane_vectors(2, $($scales)?) }>($messages),
+            4 => $launch.run::<4, { $lane_vectors(4, $($scales)?) }>($messages),
+            8 => $launch.run::<8, { $lane_vectors(8, $($scales)?) }>($messages),
+            _ => $launch.run::<0, { $lane_vectors(0, $($scales)?) }>($messages), // `ANY_RANKS`.
         }
-    }};
+    };
 }
 pub(super) use with_ranks;
 

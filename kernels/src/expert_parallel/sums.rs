@@ -1,4 +1,4 @@
-//! Sums of rows of experts, in f32.
+//! Sums of rows of experts, in f32. Whole warps call these functions, with positions of rows.
 
 use super::prelude::*;
 
@@ -17,12 +17,12 @@ pub struct Results {
 }
 
 impl Results {
-    /// Loads a part of the residual of a token; 0 without one. The kernel's caller guarantees it.
+    /// Loads a part of the residual of a token; 0 without one.
     pub(super) unsafe fn residual<const V: usize>(&self, part: Part<V>) -> Row<V> {
         if self.residual.is_null() {
             return [Vec16::from_bits([0; 4]); V];
         }
-        // SAFETY: the residual has the row, as the caller guarantees.
+        // SAFETY: the residual has the row, as the kernel's caller guarantees.
         unsafe { part.load(self.residual, part.row as usize) }
     }
 
@@ -46,19 +46,21 @@ pub(super) type Entries = u32;
 
 const _: () = assert!(RETURN_WORDS == warp::WARP_SIZE as usize);
 
+/// Results that are loaded together.
+pub(super) const TOGETHER: usize = 4;
+
 /// A lane's vectors of a part of a row, and sums of such vectors.
 pub(super) type Row<const V: usize> = [Vec16<bf16>; V];
 pub(super) type Sums<const V: usize> = [[f32; 8]; V];
 
-/// Returns how many experts a token has in this rank. A whole warp calls this.
+/// Returns how many experts a token has in this rank.
 #[track_caller]
 unsafe fn len(entries: Entries) -> u32 {
     // SAFETY: all lanes are here. Words of even lanes are positions.
     unsafe { warp::ballot(warp::lane_id().is_multiple_of(2) && entries != NONE) }.count_ones()
 }
 
-/// Begins to bring the rows of a token's experts into the L2 cache. `entries` are positions of
-/// `rows`, and a whole warp calls this.
+/// Begins to bring the rows of a token's experts into the L2 cache.
 pub(super) unsafe fn prefetch<const V: usize>(rows: *const bf16, entries: Entries, part: Part<V>) {
     // SAFETY: the whole warp is here; positions are those of rows.
     unsafe {
@@ -74,7 +76,6 @@ pub(super) unsafe fn prefetch<const V: usize>(rows: *const bf16, entries: Entrie
 }
 
 /// Returns the sum of this rank's experts for a token, rounded; `None` if it has none here.
-/// `entries` are positions of `rows`, and a whole warp calls this.
 pub(super) unsafe fn sum<const V: usize, const TOGETHER: usize>(
     rows: *const bf16,
     entries: Entries,
@@ -92,8 +93,7 @@ pub(super) unsafe fn sum<const V: usize, const TOGETHER: usize>(
     Some(sums.map(bf16::narrow))
 }
 
-/// Adds the first `len` rows of `entries` times their weights. `entries` are positions of `rows`,
-/// and a whole warp calls this.
+/// Adds the first `len` rows of `entries` times their weights.
 pub(super) unsafe fn add_rows<const V: usize, const TOGETHER: usize>(
     sums: &mut Sums<V>,
     rows: *const bf16,
