@@ -171,7 +171,8 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
             });
             if let Some(at) = chunk.tail.filter(|_| thread::thread_idx_x() == 0) {
                 // SAFETY: the kernel's caller guarantees the input's vector and its alignment.
-                let tail = unsafe { Elements::new(self.input.cast_mut(), self.count).load(at) };
+                let tail =
+                    unsafe { Elements::<_>::new(self.input.cast_mut(), self.count).load(at) };
                 store(at, tail);
             }
             distance += 1;
@@ -221,9 +222,11 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
                 });
             });
             if let Some(at) = chunk.tail.filter(|_| thread::thread_idx_x() == 0) {
-                let mine = Elements::new(self.input.cast_mut(), self.count).load(at);
+                let mine = Elements::<_>::new(self.input.cast_mut(), self.count).load(at);
                 let result = result(at, mine);
-                self.each_output::<N>(|output| Elements::new(output, self.count).store(at, result));
+                self.each_output::<N>(|output| {
+                    Elements::<_>::new(output, self.count).store(at, result)
+                });
             }
         }
     }
