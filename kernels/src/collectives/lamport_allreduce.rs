@@ -29,8 +29,16 @@ pub unsafe fn lamport_allreduce<T: Accumulate<Acc = f32>, const N: usize>(
     reduction: Reduction,
 ) {
     let part = Part::new(input, output, count, reduction);
-    // SAFETY: the kernel's caller guarantees the elements and the memory of the slots.
-    unsafe { part.reduce::<N>(&comm, &memory) }
+    assert!(part.vectors <= ROWS as u32 * threads(), "more vectors than threads have");
+    let mut at = thread::index_1d();
+    // SAFETY: one thread uses each slot; the kernel's caller guarantees the elements.
+    unsafe {
+        let session = part.begin::<N, ROWS>(&comm, &memory);
+        while at < part.vectors {
+            part.receive(&session, at, part.input.load(at as usize));
+            at += threads();
+        }
+    }
 }
 
 /// Reduces as [`lamport_allreduce()`] does, for two ranks, and any number of vectors. A
@@ -56,8 +64,31 @@ pub unsafe fn lamport_allreduce_two<T: Accumulate<Acc = f32>>(
     reduction: Reduction,
 ) {
     let part = Part::new(input, output, count, reduction);
-    // SAFETY: the kernel's caller guarantees the elements and the memory of the slots.
-    unsafe { part.reduce_by_two(&comm, &memory) }
+    // A thread sends while it waits for earlier vectors.
+    let mut at = thread::index_1d();
+    let mut next = at + threads();
+    // SAFETY: one thread uses each slot; the kernel's caller guarantees the elements.
+    unsafe {
+        let session = part.begin::<2, 1>(&comm, &memory);
+        while next < at + AHEAD * threads() {
+            part.send(&session, next, part.load::<1>(next));
+            next += threads();
+        }
+        // The warp goes on as long as one of its lanes has a vector.
+        while at - at % warp::WARP_SIZE < part.vectors {
+            if at < part.vectors {
+                // This vector is loaded again: until now it would have taken registers.
+                let mine = part.input.load(at as usize);
+                part.send(&session, next, part.load::<1>(next));
+                part.receive(&session, at, mine);
+            }
+            // Lanes whose messages came one by one go on together: stores of only some lanes
+            // would be more packets to the peer, and shorter ones.
+            warp::sync();
+            at += threads();
+            next += threads();
+        }
+    }
 }
 
 /// The most vectors of a thread of [`lamport_allreduce()`]; more would take too many registers.
@@ -78,48 +109,6 @@ impl<T: Accumulate<Acc = f32>> Part<T> {
         let (input, output) =
             (Elements::new(input.cast_mut(), count), Elements::new(output, count));
         Self { vectors: input.vectors() as u32, input, output, reduction }
-    }
-
-    /// Reduces up to `ROWS` vectors of a thread.
-    unsafe fn reduce<const N: usize>(&self, comm: &DevComm, memory: &LamportMemory) {
-        assert!(self.vectors <= ROWS as u32 * threads(), "more vectors than threads have");
-        let mut at = thread::index_1d();
-        // SAFETY: one thread uses each slot; the kernel's caller guarantees the elements.
-        unsafe {
-            let session = self.begin::<N, ROWS>(comm, memory);
-            while at < self.vectors {
-                self.receive(&session, at, self.input.load(at as usize));
-                at += threads();
-            }
-        }
-    }
-
-    /// Reduces any number of vectors of a thread, which sends while it waits for earlier ones.
-    unsafe fn reduce_by_two(&self, comm: &DevComm, memory: &LamportMemory) {
-        let mut at = thread::index_1d();
-        let mut next = at + threads();
-        // SAFETY: one thread uses each slot; the kernel's caller guarantees the elements.
-        unsafe {
-            let session = self.begin::<2, 1>(comm, memory);
-            while next < at + AHEAD * threads() {
-                self.send(&session, next, self.load::<1>(next));
-                next += threads();
-            }
-            // The warp goes on as long as one of its lanes has a vector.
-            while at - at % warp::WARP_SIZE < self.vectors {
-                if at < self.vectors {
-                    // This vector is loaded again: until now it would have taken registers.
-                    let mine = self.input.load(at as usize);
-                    self.send(&session, next, self.load::<1>(next));
-                    self.receive(&session, at, mine);
-                }
-                // Lanes whose messages came one by one go on together: stores of only some lanes
-                // would be more packets to the peer, and shorter ones.
-                warp::sync();
-                at += threads();
-                next += threads();
-            }
-        }
     }
 
     /// Begins a launch, sends a thread's first vectors and ends the session, which may end before

@@ -54,15 +54,9 @@ struct Part<T> {
 }
 
 impl<T: Accumulate> Part<T> {
-    /// Returns the index of the vector that a slot carries; `None` for marks.
-    fn vector(slot: u32) -> Option<usize> {
-        let (row, lane) = (slot / warp::WARP_SIZE, slot % warp::WARP_SIZE);
-        (lane != MARKS).then_some((row * MARKS + lane) as usize)
-    }
-
     /// Returns the payload of a slot: 0 after the last element, and in the lane of the marks.
     unsafe fn payload(&self, slot: u32) -> Vec16<T> {
-        match Self::vector(slot) {
+        match vector_of(slot) {
             // SAFETY: the kernel's caller guarantees the elements of the input.
             Some(at) => unsafe { self.input.load(at) },
             None => Vec16::from_bits([0; 4]),
@@ -79,24 +73,19 @@ impl<T: Accumulate> Part<T> {
     }
 }
 
-impl<T: Accumulate> OneStep for Part<T> {
+impl<T: Accumulate, const N: usize> OneStep<N> for Part<T> {
     type Element = T;
 
     fn used(&self) -> u32 {
         self.used
     }
 
-    unsafe fn load<const N: usize>(&self, slot: u32) -> [Vec16<T>; N] {
+    unsafe fn load(&self, slot: u32) -> [Vec16<T>; N] {
         // SAFETY: the kernel's caller guarantees the elements of the input.
         [unsafe { self.payload(slot) }; N]
     }
 
-    unsafe fn send<const N: usize>(
-        &self,
-        session: &Lamport<'_, N>,
-        slot: u32,
-        mine: &[Vec16<T>; N],
-    ) {
+    unsafe fn send(&self, session: &Lamport<'_, N>, slot: u32, mine: &[Vec16<T>; N]) {
         // SAFETY: a whole warp calls this, and only this thread uses the slot.
         unsafe {
             let message = marked(mine[0]);
@@ -106,7 +95,7 @@ impl<T: Accumulate> OneStep for Part<T> {
         }
     }
 
-    unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, slot: u32) {
+    unsafe fn receive(&self, session: &Lamport<'_, N>, slot: u32) {
         let mut result = None;
         // SAFETY: the kernel's caller guarantees the elements; a warp's lanes call this together.
         unsafe {
@@ -120,7 +109,7 @@ impl<T: Accumulate> OneStep for Part<T> {
                     Some(result) => self.combine(result, vector),
                 }
             }
-            if let (Some(mut result), Some(at)) = (result, Self::vector(slot)) {
+            if let (Some(mut result), Some(at)) = (result, vector_of(slot)) {
                 if self.divisor > 1 {
                     T::map(&mut result, |x| x.div_count(self.divisor));
                 }

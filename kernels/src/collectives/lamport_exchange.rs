@@ -1,6 +1,7 @@
 //! All-gather, broadcast and all-to-all of short messages within the LSA team in one step, by
 //! messages without separate flags (`Lamport`), which have marks.
 
+use super::elements::{load_each, store_each};
 pub use super::marks::slots;
 pub use super::one_step::is_long;
 use super::prelude::*;
@@ -48,89 +49,96 @@ struct Part<'a, T> {
 
 impl<T: Unit> Part<'_, T> {
     /// Returns the message to the rank that is `distance` after this one.
-    fn message(&self, distance: usize) -> *const T {
+    fn sent(&self, distance: usize) -> Elements<T::Element, true> {
         let to = opaque::<T>(self.comm.lsa_team().rotated(distance as i32));
-        self.input.wrapping_byte_add(self.messages.input(to))
+        self.message(self.input.cast_mut(), self.messages.input(to))
     }
 
-    /// Returns where in a message the payload of a slot is; `None` for marks.
-    fn place(&self, slot: u32) -> Option<Place> {
-        Place::of(slot, 0, self.messages.bytes)
+    /// Returns the place of the message from a rank.
+    fn received(&self, from: i32) -> Elements<T::Element, true> {
+        self.message(self.output, self.messages.output(opaque::<T>(from)))
+    }
+
+    fn message(&self, buffer: *mut T, offset: usize) -> Elements<T::Element, true> {
+        let count = self.messages.bytes / size_of::<T::Element>();
+        Elements::new(buffer.wrapping_byte_add(offset).cast(), count)
     }
 
     /// Stores payload from a rank; nothing in the lane of the marks.
-    unsafe fn store(&self, from: i32, slot: u32, payload: Vec16<u32>) {
-        let from = opaque::<T>(from);
-        let message = self.output.wrapping_byte_add(self.messages.output(from));
-        if let Some(place) = self.place(slot) {
-            // SAFETY: the kernel's caller guarantees the messages; one thread has this part.
-            unsafe { store(message, place, payload) };
+    unsafe fn store(&self, from: i32, slot: u32, payload: Vec16<T::Element>) {
+        let message = self.received(from);
+        let Some(at) = vector_of(slot) else { return };
+        // SAFETY: the kernel's caller guarantees the messages; one thread has this part.
+        unsafe {
+            match size_of::<T>() {
+                16 if at < message.vectors() => mem::store_vec(message.address(at), payload),
+                16 => {}
+                _ => store_each::<_, true>(message.address(at), message.left(at), payload),
+            }
         }
     }
 }
 
-impl<T: Unit> OneStep for Part<'_, T> {
-    type Element = u32;
+impl<T: Unit, const N: usize> OneStep<N> for Part<'_, T> {
+    type Element = T::Element;
 
     fn used(&self) -> u32 {
         self::slots(self.messages.bytes) as u32
     }
 
     fn is_long(&self) -> bool {
-        T::IS_LONG.unwrap_or_else(|| is_long(self.used(), threads()))
+        T::IS_LONG.unwrap_or_else(|| is_long(self::slots(self.messages.bytes) as u32, threads()))
     }
 
-    fn sends(&self) -> bool {
-        self.messages.are_from(self.comm.lsa_team().rank)
+    fn sender(&self) -> u32 {
+        self.messages.sender
     }
 
-    unsafe fn prefetch<const N: usize>(&self, slot: u32) {
-        let Some(place) = self.place(slot).filter(|place| place.left > 0) else { return };
+    unsafe fn prefetch(&self, slot: u32) {
+        let Some(at) = vector_of(slot) else { return };
         for distance in 0..N {
             // SAFETY: the kernel's caller guarantees the messages.
-            unsafe { mem::prefetch(place.address_in(self.message(distance))) };
+            unsafe { self.sent(distance).prefetch(at) };
         }
     }
 
     /// Loads the payload of a slot for each rank; 0 in the lane of the marks.
-    unsafe fn load<const N: usize>(&self, slot: u32) -> [Vec16<u32>; N] {
+    unsafe fn load(&self, slot: u32) -> [Vec16<T::Element>; N] {
         let mut loaded = [Vec16::from_bits([0; 4]); N];
-        let Some(place) = self.place(slot) else { return loaded };
+        let Some(at) = vector_of(slot) else { return loaded };
         for distance in 0..N {
+            let message = self.sent(distance);
             // SAFETY: the kernel's caller guarantees the messages, which nothing writes.
-            loaded[distance] = unsafe { load(self.message(distance), place) };
+            unsafe {
+                match size_of::<T>() {
+                    16 if at < message.vectors() => {
+                        loaded[distance] = mem::load_vec(message.address(at));
+                    }
+                    16 => {}
+                    _ => {
+                        loaded[distance] =
+                            load_each::<_, true>(message.address(at), message.left(at))
+                    }
+                }
+            }
         }
         loaded
     }
 
     /// Sends the payload to the peers, and copies the message to this rank.
-    unsafe fn send<const N: usize>(
-        &self,
-        session: &Lamport<'_, N>,
-        slot: u32,
-        mine: &[Vec16<u32>; N],
-    ) {
+    unsafe fn send(&self, session: &Lamport<'_, N>, slot: u32, mine: &[Vec16<T::Element>; N]) {
         let me = self.comm.lsa_team().rank;
         for distance in 1..N {
             // SAFETY: a whole warp calls this, and only this thread uses the slot.
             unsafe { session.send(distance, slot, marked(mine[distance])) };
         }
-        let is_in_place = self.input.wrapping_byte_add(self.messages.input(me)).addr()
-            == self.output.wrapping_byte_add(self.messages.output(me)).addr();
-        if !is_in_place {
+        if self.sent(0).address(0) != self.received(me).address(0) {
             // SAFETY: the kernel's caller guarantees the messages; one thread has this part.
             unsafe { self.store(me, slot, mine[0]) };
         }
     }
 
-    unsafe fn send_nothing<const N: usize>(&self, session: &Lamport<'_, N>) {
-        for distance in 1..N {
-            // SAFETY: one thread calls this, and the launch uses at least one slot.
-            unsafe { session.send(distance, 0, Vec16::<u8>::from_bits([0; 4])) };
-        }
-    }
-
-    unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, slot: u32) {
+    unsafe fn receive(&self, session: &Lamport<'_, N>, slot: u32) {
         let sender = self.messages.sender;
         // SAFETY: only this thread uses the slot, and all lanes call this together.
         unsafe {
@@ -141,35 +149,22 @@ impl<T: Unit> OneStep for Part<'_, T> {
                         self.store(source as i32, slot, unmarked(received));
                     }
                 });
-            } else if !self.sends() {
+            } else if sender != self.comm.lsa_team().rank as u32 {
                 let received = unmarked(session.receive(sender as usize, slot));
                 self.store(sender as i32, slot, received);
             }
         }
     }
 
-    unsafe fn receive_two<const N: usize>(&self, session: &Lamport<'_, N>, slots: [u32; 2]) {
+    unsafe fn receive_two(&self, session: &Lamport<'_, N>, slots: [u32; 2]) {
         let peer = 1 - self.comm.lsa_team().rank;
         // SAFETY: only this thread uses the slots, and all lanes call this together.
         unsafe {
             if self.messages.are_from(peer) {
-                let received: [Vec16<u32>; 2] =
+                let received: [Vec16<T::Element>; 2] =
                     session.receive_several(peer as usize, |i| Some(slots[i]), 0);
                 self.store(peer, slots[0], unmarked(received[0]));
                 self.store(peer, slots[1], unmarked(received[1]));
-            }
-        }
-    }
-
-    unsafe fn receive_nothing<const N: usize>(&self, session: &Lamport<'_, N>) {
-        let (me, sender) = (self.comm.lsa_team().rank as usize, self.messages.sender);
-        if sender == Messages::ALL {
-            return;
-        }
-        for source in 0..N {
-            if source != me && source != sender as usize {
-                // SAFETY: one thread calls this, and a rank that sends nothing has sent slot 0.
-                unsafe { session.receive::<u8>(source, 0) };
             }
         }
     }
@@ -183,6 +178,8 @@ fn opaque<T>(rank: i32) -> i32 {
 
 /// A type of which messages consist, and to the size of which they are aligned.
 pub trait Unit: Copy + 'static {
+    /// The elements by which messages are loaded and stored, unless they have whole vectors.
+    type Element: Element;
     /// Whether at least half of the threads have several slots, if it is known.
     const IS_LONG: Option<bool> = None;
 }
@@ -196,36 +193,16 @@ pub type Vector = Vec16<u32>;
 pub struct LongVector(pub Vector);
 
 impl Unit for Vector {
+    type Element = u32;
     const IS_LONG: Option<bool> = Some(false);
 }
 impl Unit for LongVector {
+    type Element = u32;
     const IS_LONG: Option<bool> = Some(true);
 }
-impl Unit for u32 {}
-impl Unit for u8 {}
-
-/// Loads a part of a message, 0 after its end. The message is allocated, and nothing writes it.
-unsafe fn load<T: Unit>(message: *const T, place: Place) -> Vec16<u32> {
-    // SAFETY: the caller guarantees this part of the message.
-    unsafe {
-        match size_of::<T>() {
-            1 => Vec16::from_bits(place.load::<u8>(message.cast()).to_bits()),
-            4 => place.load::<u32>(message.cast()),
-            _ if place.left == 0 => Vec16::from_bits([0; 4]),
-            _ => mem::load_vec(place.address_in(message).cast()),
-        }
-    }
+impl Unit for u32 {
+    type Element = u32;
 }
-
-/// Stores a part of a message. The message is allocated, and nothing else accesses this part.
-unsafe fn store<T: Unit>(message: *mut T, place: Place, payload: Vec16<u32>) {
-    // SAFETY: the caller guarantees this part of the message.
-    unsafe {
-        match size_of::<T>() {
-            1 => place.store::<u8>(message.cast(), Vec16::from_bits(payload.to_bits())),
-            4 => place.store::<u32>(message.cast(), payload),
-            _ if place.left == 0 => {}
-            _ => mem::store_vec(place.address_in(message).cast_mut().cast(), payload),
-        }
-    }
+impl Unit for u8 {
+    type Element = u8;
 }

@@ -4,7 +4,7 @@
 //! In front of its message a rank sends each peer a vector that says where the peer's message
 //! belongs. So every message has a slot, and `push_exchange_v` knows where long ones go.
 
-use super::marks;
+use super::marks::{self, MARKS};
 use super::prelude::*;
 
 /// The bytes in front of a message.
@@ -42,10 +42,64 @@ pub unsafe fn lamport_exchange_v(
     offers: *mut u64,
 ) {
     let (sent, received) = (&*sent, &*received);
-    let exchange =
-        Exchange { comm: &comm, used, longest, input, output, sent, received, first, offers };
-    // SAFETY: the kernel's caller guarantees the parts and the memory of the slots.
-    unsafe { exchange.run(LamportSlots::new(&comm, &memory)) };
+    let team = comm.lsa_team();
+    let (me, ranks) = (team.rank as usize, team.n_ranks as usize);
+    // This launch sends nothing of a long message.
+    let short = |bytes: usize| if bytes > longest { 0 } else { bytes };
+    let slots_of = |parts: &Parts, rank: usize| slots(short(parts.bytes[rank])) as u32;
+    let part = |buffer: *mut u8, parts: &Parts, rank: usize| {
+        let address = buffer.wrapping_byte_add(parts.at[rank]);
+        Elements::<_, true>::new(address, short(parts.bytes[rank]))
+    };
+    // The first vector is the header.
+    let load = |to: usize, slot: u32| match vector_of(slot) {
+        Some(0) => {
+            let (at, bytes) = (first + received.at[to], received.bytes[to]);
+            // The lower word of each number is the first.
+            Vec16::from_bits([at, at >> 32, bytes, bytes >> 32].map(|word| word as u32))
+        }
+        // Opaque, as the addresses in all messages would take registers in the loop.
+        // SAFETY: the kernel's caller guarantees the parts, which nothing writes.
+        Some(at) => unsafe { part(input.cast_mut(), sent, to).load(hint::opaque_usize(at - 1)) },
+        None => Vec16::from_bits([0; 4]),
+    };
+    // SAFETY: the kernel's caller guarantees the parts and offers; one thread uses each slot.
+    let store = |from: usize, slot: u32, payload: Vec16<u8>| unsafe {
+        match vector_of(slot) {
+            Some(0) if from == me => {}
+            Some(0) => mem::store_vec(offers.add(2 * from).cast(), payload),
+            Some(at) => part(output, received, from).store(at - 1, payload),
+            None => {}
+        }
+    };
+    // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread, and all
+    // lanes of a warp use those of a row together: a message has whole rows.
+    unsafe {
+        let slots = LamportSlots::<ANY_RANKS>::new(&comm, &memory);
+        grid::wait_for_previous();
+        let session = slots.begin(used);
+        for slot in thread::grid_strided(used) {
+            for distance in 1..ranks {
+                let to = team.rotated(distance as i32) as usize;
+                if slot < slots_of(sent, to) {
+                    session.send(distance, slot, marked(load(to, slot)));
+                }
+            }
+            if slot < slots_of(sent, me) {
+                store(me, slot, load(me, slot));
+            }
+        }
+        grid::launch_next();
+        for slot in thread::grid_strided(used) {
+            for source in 0..ranks {
+                if source != me && slot < slots_of(received, source) {
+                    store(source, slot, unmarked(session.receive(source, slot)));
+                }
+            }
+        }
+        thread::sync_threads();
+        session.end(Coop::cta());
+    }
 }
 
 /// Returns the length in bytes of the longest message that uses at most `slots` slots.
@@ -58,102 +112,4 @@ pub const fn longest(slots: usize) -> usize {
 #[must_use]
 pub const fn slots(bytes: usize) -> usize {
     marks::slots(HEADER + bytes)
-}
-
-/// The kernel's arguments.
-struct Exchange<'a> {
-    comm: &'a DevComm,
-    used: u32,
-    longest: usize,
-    input: *const u8,
-    output: *mut u8,
-    sent: &'a Parts,
-    received: &'a Parts,
-    first: usize,
-    offers: *mut u64,
-}
-
-impl Exchange<'_> {
-    unsafe fn run(&self, slots: LamportSlots<'_, ANY_RANKS>) {
-        let team = self.comm.lsa_team();
-        let (me, ranks) = (team.rank as usize, team.n_ranks as usize);
-        grid::wait_for_previous();
-        // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread, and
-        // all lanes of a warp use those of a row together: a message has whole rows.
-        unsafe {
-            let session = slots.begin(self.used);
-            for slot in thread::grid_strided(self.used) {
-                for distance in 1..ranks {
-                    let to = team.rotated(distance as i32) as usize;
-                    if slot < self.slots_of(self.sent.bytes[to]) {
-                        session.send(distance, slot, marked(self.load(to, slot)));
-                    }
-                }
-                if slot < self.slots_of(self.sent.bytes[me]) {
-                    self.store(me, slot, self.load(me, slot));
-                }
-            }
-            grid::launch_next();
-            for slot in thread::grid_strided(self.used) {
-                for source in 0..ranks {
-                    if source != me && slot < self.slots_of(self.received.bytes[source]) {
-                        let payload: Vec16<u8> = unmarked(session.receive(source, slot));
-                        if slot == 0 {
-                            mem::store_vec(self.offers.add(2 * source).cast(), payload);
-                        }
-                        self.store(source, slot, payload);
-                    }
-                }
-            }
-            thread::sync_threads();
-            session.end(Coop::cta());
-        }
-    }
-
-    /// Loads the part of the message to a rank that a slot carries. The header comes first.
-    unsafe fn load(&self, to: usize, slot: u32) -> Vec16<u8> {
-        if slot == 0 {
-            let (at, bytes) = (self.first + self.received.at[to], self.received.bytes[to]);
-            // The lower word of each number is the first.
-            return Vec16::from_bits([at, at >> 32, bytes, bytes >> 32].map(|word| word as u32));
-        }
-        let Some(place) = self.place(slot, self.sent.bytes[to]) else {
-            return Vec16::from_bits([0; 4]);
-        };
-        let message = self.input.wrapping_byte_add(self.sent.at[to]);
-        // SAFETY: the kernel's caller guarantees the parts, and only this thread uses the slot.
-        unsafe {
-            match message.addr().is_multiple_of(16) && place.is_whole() {
-                true => mem::load_vec(place.address_in(message)),
-                false => place.load(message),
-            }
-        }
-    }
-
-    /// Stores the part of the message from a rank that a slot carries.
-    unsafe fn store(&self, from: usize, slot: u32, payload: Vec16<u8>) {
-        let Some(place) = self.place(slot, self.received.bytes[from]) else { return };
-        let message = self.output.wrapping_byte_add(self.received.at[from]);
-        // SAFETY: the kernel's caller guarantees the parts, and only this thread uses the slot.
-        unsafe {
-            match message.addr().is_multiple_of(16) && place.is_whole() {
-                true => mem::store_vec(place.address_in(message).cast_mut(), payload),
-                false => place.store(message, payload),
-            }
-        }
-    }
-
-    /// Returns how many bytes of a message this launch sends: none of a long one.
-    fn short(&self, bytes: usize) -> usize {
-        if bytes > self.longest { 0 } else { bytes }
-    }
-
-    fn slots_of(&self, bytes: usize) -> u32 {
-        slots(self.short(bytes)) as u32
-    }
-
-    /// Returns where in such a message a slot's payload is; `None` for the header and marks.
-    fn place(&self, slot: u32, bytes: usize) -> Option<Place> {
-        if slot > 0 { Place::of(slot, HEADER, self.short(bytes)) } else { None }
-    }
 }

@@ -26,7 +26,7 @@ pub unsafe fn lamport_reduce_scatter<T: Accumulate<Acc = f32>>(
     count: usize,
     reduction: Reduction,
 ) {
-    let output = Elements::new(output, count);
+    let output = Elements::<_>::new(output, count);
     let part = Part { comm: &comm, input, output, count, reduction };
     // SAFETY: the kernel's caller guarantees the elements and the memory of the slots.
     unsafe { exchange(&comm, &memory, &part) }
@@ -44,18 +44,18 @@ impl<T: Accumulate<Acc = f32>> Part<'_, T> {
     /// Returns the part of the input that the rank `distance` after this one reduces.
     fn part(&self, distance: usize) -> Elements<T> {
         let rank = self.comm.lsa_team().rotated(distance as i32) as usize;
-        Elements::new(self.input.wrapping_add(rank * self.count).cast_mut(), self.count)
+        Elements::<_>::new(self.input.wrapping_add(rank * self.count).cast_mut(), self.count)
     }
 }
 
-impl<T: Accumulate<Acc = f32>> OneStep for Part<'_, T> {
+impl<T: Accumulate<Acc = f32>, const N: usize> OneStep<N> for Part<'_, T> {
     type Element = T;
 
     fn used(&self) -> u32 {
         self.output.vectors() as u32
     }
 
-    unsafe fn prefetch<const N: usize>(&self, slot: u32) {
+    unsafe fn prefetch(&self, slot: u32) {
         for distance in 1..N {
             // SAFETY: the input has a part for each rank, as the kernel's caller guarantees.
             unsafe { self.part(distance).prefetch(slot as usize) };
@@ -63,7 +63,7 @@ impl<T: Accumulate<Acc = f32>> OneStep for Part<'_, T> {
     }
 
     /// Loads a vector of each peer's part, and zeros for this rank.
-    unsafe fn load<const N: usize>(&self, slot: u32) -> [Vec16<T>; N] {
+    unsafe fn load(&self, slot: u32) -> [Vec16<T>; N] {
         let mut loaded = [Vec16::from_bits([0; 4]); N];
         for distance in 1..N {
             // SAFETY: the input has a part for each rank, as the kernel's caller guarantees.
@@ -72,19 +72,14 @@ impl<T: Accumulate<Acc = f32>> OneStep for Part<'_, T> {
         loaded
     }
 
-    unsafe fn send<const N: usize>(
-        &self,
-        session: &Lamport<'_, N>,
-        slot: u32,
-        mine: &[Vec16<T>; N],
-    ) {
+    unsafe fn send(&self, session: &Lamport<'_, N>, slot: u32, mine: &[Vec16<T>; N]) {
         for distance in 1..N {
             // SAFETY: the session has begun, and only this thread uses the slot.
             unsafe { session.send(distance, slot, self.reduction.scale(mine[distance])) };
         }
     }
 
-    unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, slot: u32) {
+    unsafe fn receive(&self, session: &Lamport<'_, N>, slot: u32) {
         // SAFETY: only this thread uses the slot; the kernel's caller guarantees the elements.
         unsafe {
             let mine = self.reduction.scale(self.part(0).load(slot as usize));
@@ -97,7 +92,7 @@ impl<T: Accumulate<Acc = f32>> OneStep for Part<'_, T> {
         }
     }
 
-    unsafe fn receive_two<const N: usize>(&self, session: &Lamport<'_, N>, slots: [u32; 2]) {
+    unsafe fn receive_two(&self, session: &Lamport<'_, N>, slots: [u32; 2]) {
         let (me, own) = (self.comm.lsa_team().rank as usize, self.part(0));
         // SAFETY: only this thread uses the slots; the kernel's caller guarantees the elements.
         unsafe {

@@ -16,6 +16,12 @@ pub const fn slots(bytes: usize) -> usize {
     bytes.div_ceil(16 * MARKS as usize) * warp::WARP_SIZE as usize
 }
 
+/// Returns which vector of a message a slot carries; `None` for marks.
+pub(super) fn vector_of(slot: u32) -> Option<usize> {
+    let (row, lane) = (slot / warp::WARP_SIZE, slot % warp::WARP_SIZE);
+    (lane != MARKS).then_some((row * MARKS + lane) as usize)
+}
+
 /// Returns what a lane sends: its payload or, for each word, a mask of the lanes where it is
 /// [`EMPTY`]. The lane of the marks has payload 0, so that its bit is never set in a mark. A whole
 /// warp calls this.
@@ -44,70 +50,5 @@ pub(super) unsafe fn unmarked<T: Element>(received: Vec16<T>) -> Vec16<T> {
             let marks = warp::shuffle_idx(word, MARKS);
             if marks >> warp::lane_id() & 1 == 1 { EMPTY } else { word }
         }))
-    }
-}
-
-/// The part of a message that is sent in a slot, in bytes.
-#[derive(Clone, Copy)]
-pub(super) struct Place {
-    at: usize,
-    /// How many bytes the message has from `at` on.
-    pub(super) left: usize,
-}
-
-impl Place {
-    /// Returns the part that a slot carries of a message of `bytes` bytes, which `header` bytes
-    /// precede; `None` for marks. The slots of the header have no place.
-    pub(super) fn of(slot: u32, header: usize, bytes: usize) -> Option<Self> {
-        let (row, lane) = ((slot / warp::WARP_SIZE) as usize, slot % warp::WARP_SIZE);
-        let at = (row * MARKS as usize + lane as usize) * 16 - header;
-        (lane != MARKS).then_some(Self { at, left: bytes.saturating_sub(at) })
-    }
-
-    pub(super) fn is_whole(self) -> bool {
-        self.left >= 16
-    }
-
-    /// Returns the address of this part of a message.
-    pub(super) fn address_in<T>(self, message: *const T) -> *const T {
-        message.wrapping_byte_add(self.at)
-    }
-
-    /// Loads the part by elements, 0 after the last one. The message is allocated and not written.
-    pub(super) unsafe fn load<T: Element + Into<u128>>(self, message: *const T) -> Vec16<T> {
-        let mut bits = 0;
-        self.each::<T>(|i| {
-            let from = self.address_in(message).wrapping_add(i);
-            // SAFETY: the caller guarantees this part of the message.
-            let element: u128 = unsafe { mem::load(from) }.into();
-            bits |= element << (8 * size_of::<T>() * i);
-        });
-        Vec16::from_bits([0, 32, 64, 96].map(|shift: u32| (bits >> shift) as u32))
-    }
-
-    /// Stores the part by elements, which are allocated, and which nothing else accesses.
-    pub(super) unsafe fn store<T: Element>(self, message: *mut T, payload: Vec16<T>) {
-        // SAFETY: the caller guarantees this part of the message.
-        self.each::<T>(|i| unsafe {
-            mem::store(self.address_in(message).wrapping_add(i).cast_mut(), payload.lane(i));
-        });
-    }
-
-    /// Calls `f` with the index of each element `T`: bytes in a loop, which is shorter, and words
-    /// without one, so that loads are in flight together.
-    fn each<T: Element>(self, mut f: impl FnMut(usize)) {
-        if size_of::<T>() == 1 {
-            let mut i = 0; // A range would be unrolled.
-            while i < hint::opaque_usize(16) && i < self.left {
-                f(i);
-                i += 1;
-            }
-        } else {
-            for i in 0..Vec16::<T>::LANES {
-                if i * size_of::<T>() < self.left {
-                    f(i);
-                }
-            }
-        }
     }
 }

@@ -28,7 +28,7 @@ mod strip;
 mod prelude {
     pub(super) use super::elements::Elements;
     pub(super) use super::exchange::{Messages, Parts, Target};
-    pub(super) use super::marks::{MARKS, Place, marked, unmarked};
+    pub(super) use super::marks::{marked, unmarked, vector_of};
     pub(super) use super::one_step::{OneStep, exchange, is_long, threads, wait_for_previous};
     pub(super) use super::reduction::Reduction;
     pub(super) use super::strip::{self, ROW};

@@ -4,11 +4,12 @@
 //! number of the launch is on its way, and sends all of its slots. While the messages are on their
 //! way, the block ends its session, so that the next launch may begin. Then it receives its slots.
 
-use crate::prelude::*;
+use super::prelude::*;
 
-/// What a collective sends and receives. The lanes of a warp call a method for neighbouring slots,
-/// together if their number is a multiple of 32; each slot is used by one thread.
-pub(super) trait OneStep {
+/// What a collective sends and receives among `N` ranks. The lanes of a warp call a method for
+/// neighbouring slots, together if their number is a multiple of 32; each slot is used by one
+/// thread.
+pub(super) trait OneStep<const N: usize> {
     /// The type of the elements that travel.
     type Element: Element;
 
@@ -20,73 +21,68 @@ pub(super) trait OneStep {
         is_long(self.used(), threads())
     }
 
-    /// Returns whether this rank sends.
-    fn sends(&self) -> bool {
-        true
+    /// Returns the only rank that sends, or [`Messages::ALL`].
+    fn sender(&self) -> u32 {
+        Messages::ALL
     }
 
     /// Prefetches what [`load`](Self::load) loads. It is called before the wait for the previous
     /// launch, so that the addresses are computed there, too.
-    unsafe fn prefetch<const N: usize>(&self, _slot: u32) {}
+    unsafe fn prefetch(&self, _slot: u32) {}
 
     /// Loads what this rank sends in a slot, in the order of the distances to the ranks that get
     /// it; nothing is loaded for a slot that is not used.
-    unsafe fn load<const N: usize>(&self, slot: u32) -> [Vec16<Self::Element>; N];
+    unsafe fn load(&self, slot: u32) -> [Vec16<Self::Element>; N];
 
     /// Sends what [`load`](Self::load) has loaded.
-    unsafe fn send<const N: usize>(
-        &self,
-        session: &Lamport<'_, N>,
-        slot: u32,
-        mine: &[Vec16<Self::Element>; N],
-    );
-
-    /// Sends what the session requires of a rank that sends nothing, as one thread.
-    unsafe fn send_nothing<const N: usize>(&self, _session: &Lamport<'_, N>) {}
+    unsafe fn send(&self, session: &Lamport<'_, N>, slot: u32, mine: &[Vec16<Self::Element>; N]);
 
     /// Receives a slot from the ranks that send, and stores the result.
-    unsafe fn receive<const N: usize>(&self, session: &Lamport<'_, N>, slot: u32);
+    unsafe fn receive(&self, session: &Lamport<'_, N>, slot: u32);
 
     /// Receives two slots, from two ranks.
-    unsafe fn receive_two<const N: usize>(&self, session: &Lamport<'_, N>, slots: [u32; 2]) {
+    unsafe fn receive_two(&self, session: &Lamport<'_, N>, slots: [u32; 2]) {
         // SAFETY: the contract of this function is that of `receive`, for both slots.
         unsafe {
             self.receive(session, slots[0]);
             self.receive(session, slots[1]);
         }
     }
-
-    /// Receives from the ranks that send [nothing](Self::send_nothing), as one thread.
-    unsafe fn receive_nothing<const N: usize>(&self, _session: &Lamport<'_, N>) {}
 }
 
 /// Runs a collective among the 2, 4 or 8 ranks of the LSA team. The whole grid calls this. The
 /// memory is as [`LamportSlots`] needs it.
-pub(super) unsafe fn exchange(comm: &DevComm, memory: &LamportMemory, collective: &impl OneStep) {
+pub(super) unsafe fn exchange(
+    comm: &DevComm,
+    memory: &LamportMemory,
+    collective: &(impl OneStep<2> + OneStep<4> + OneStep<8>),
+) {
     // SAFETY: the caller guarantees the memory, and the team has the ranks that the slots are for.
     unsafe {
         match comm.lsa_team().n_ranks {
-            2 => exchange_of::<_, 2>(comm, memory, collective),
-            4 => exchange_of::<_, 4>(comm, memory, collective),
-            8 => exchange_of::<_, 8>(comm, memory, collective),
+            2 => exchange_of::<2>(comm, memory, collective),
+            4 => exchange_of::<4>(comm, memory, collective),
+            8 => exchange_of::<8>(comm, memory, collective),
             _ => panic!("the LSA team has 2, 4 or 8 ranks"),
         }
     }
 }
 
 /// Does the same as [`exchange`], for `N` ranks.
-unsafe fn exchange_of<C: OneStep, const N: usize>(
+unsafe fn exchange_of<const N: usize>(
     comm: &DevComm,
     memory: &LamportMemory,
-    collective: &C,
+    collective: &impl OneStep<N>,
 ) {
-    let (used, sends, is_long) = (collective.used(), collective.sends(), collective.is_long());
+    let (used, sender, is_long) = (collective.used(), collective.sender(), collective.is_long());
+    let me = comm.lsa_team().rank as u32;
+    let sends = sender == Messages::ALL || sender == me;
     let (first, threads) = (thread::index_1d(), threads());
     // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread.
     unsafe {
         let slots = LamportSlots::<N>::new(comm, memory);
         if sends {
-            collective.prefetch::<N>(first);
+            collective.prefetch(first);
         }
         wait_for_previous(memory, is_long);
         // These loads precede the first send, which waits for the number of the launch.
@@ -110,7 +106,10 @@ unsafe fn exchange_of<C: OneStep, const N: usize>(
                 mine = collective.load(slot);
             }
         } else if first == 0 {
-            collective.send_nothing(&session);
+            // Each rank sends to each peer: something that counts as a message.
+            for distance in 1..N {
+                session.send(distance, 0, Vec16::<u8>::from_bits([0; 4]));
+            }
         }
         grid::launch_next();
         if sends {
@@ -127,8 +126,10 @@ unsafe fn exchange_of<C: OneStep, const N: usize>(
             collective.receive(&session, slot);
             slot += threads;
         }
-        if first == 0 {
-            collective.receive_nothing(&session);
+        if first == 0 && sender != Messages::ALL {
+            for source in (0..N as u32).filter(|&source| source != me && source != sender) {
+                session.receive::<u8>(source as usize, 0);
+            }
         }
         if !sends {
             // This rank has waited at once: it had no time in which to end the session before.

@@ -62,6 +62,7 @@ pub unsafe fn push_allreduce<T: Accumulate<Acc = f32>>(
     let vectors = count.div_ceil(Vec16::<T>::LANES);
     let part = (vectors + n_ranks - 1) >> n_ranks.trailing_zeros(); // There are 2, 4 or 8 ranks.
     let (comm, size) = (&comm, chunk as usize);
+    let input = Elements::new(input.cast_mut(), count);
     let block = Block { comm, input, output, first, count, part, inbox, size, reduction };
     // SAFETY: the kernel's caller guarantees the elements, their alignment and the inbox.
     unsafe {
@@ -77,7 +78,7 @@ pub unsafe fn push_allreduce<T: Accumulate<Acc = f32>>(
 /// What the threads of a block share.
 struct Block<'a, T> {
     comm: &'a DevComm,
-    input: *const T,
+    input: Elements<T>,
     output: Window<T>,
     first: usize,
     count: usize,
@@ -161,7 +162,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
             };
             in_rows(chunk, |rows: [Option<usize>; PUSHED]| {
                 // SAFETY: the kernel's caller guarantees the input's vector and its alignment.
-                let load = |at| unsafe { mem::load_vec(vector(self.input, at)) };
+                let load = |at| unsafe { mem::load_vec(self.input.address(at)) };
                 let loaded = rows.map(|row| row.map(load));
                 for u in 0..PUSHED {
                     if let (Some(at), Some(vector)) = (rows[u], loaded[u]) {
@@ -171,7 +172,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
             });
             if let Some(at) = chunk.tail.filter(|_| thread::thread_idx_x() == 0) {
                 // SAFETY: the kernel's caller guarantees the input's vector and its alignment.
-                let tail = unsafe { Elements::new(self.input.cast_mut(), self.count).load(at) };
+                let tail = unsafe { self.input.load(at) };
                 store(at, tail);
             }
             distance += 1;
@@ -205,7 +206,7 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
         // SAFETY: the kernel's caller guarantees the elements; one thread reduces each vector.
         unsafe {
             in_rows(chunk, |rows: [Option<usize>; ROWS]| {
-                let mine = rows.map(|row| row.map(|at| mem::load_vec(vector(self.input, at))));
+                let mine = rows.map(|row| row.map(|at| mem::load_vec(self.input.address(at))));
                 let mut results = [None; ROWS];
                 for u in 0..ROWS {
                     if let (Some(at), Some(mine)) = (rows[u], mine[u]) {
@@ -215,26 +216,27 @@ impl<T: Accumulate<Acc = f32>> Block<'_, T> {
                 self.each_output::<N>(|output| {
                     for u in 0..ROWS {
                         if let (Some(at), Some(result)) = (rows[u], results[u]) {
-                            mem::store_vec(vector(output, at).cast_mut(), result);
+                            mem::store_vec(output.address(at), result);
                         }
                     }
                 });
             });
             if let Some(at) = chunk.tail.filter(|_| thread::thread_idx_x() == 0) {
-                let mine = Elements::new(self.input.cast_mut(), self.count).load(at);
+                let mine = self.input.load(at);
                 let result = result(at, mine);
-                self.each_output::<N>(|output| Elements::new(output, self.count).store(at, result));
+                self.each_output::<N>(|output| output.store(at, result));
             }
         }
     }
 
-    /// Calls `store` with the address of each rank's output, this rank's first.
-    fn each_output<const N: usize>(&self, store: impl Fn(*mut T)) {
+    /// Calls `store` with each rank's output, this rank's first.
+    fn each_output<const N: usize>(&self, store: impl Fn(Elements<T>)) {
         // The loop is not unrolled: the addresses would take registers.
         let (mut distance, ranks) = (0, hint::opaque_usize(N));
         while distance < ranks {
             let peer = self.comm.lsa_team().rotated(distance as i32);
-            store(self.output.lsa(peer).as_ptr().wrapping_add(self.first));
+            let output = self.output.lsa(peer).as_ptr().wrapping_add(self.first);
+            store(Elements::new(output, self.count));
             distance += 1;
         }
     }
@@ -252,8 +254,4 @@ fn in_rows<const ROWS: usize>(chunk: Chunk, each: impl Fn([Option<usize>; ROWS])
         }
         each(rows);
     }
-}
-
-fn vector<T: Accumulate>(elements: *const T, index: usize) -> *const T {
-    elements.wrapping_add(index * Vec16::<T>::LANES)
 }

@@ -333,7 +333,7 @@ impl<'a, W: Partial> Exchange<'a, W> {
             for i in 0..W::FRAGMENTS {
                 let at = (column / WIDTH) as usize + i;
                 // SAFETY: only this thread stores the elements, as the caller guarantees.
-                unsafe { Elements::new(row, n as usize).store(at, vectors[i]) };
+                unsafe { Elements::<_>::new(row, n as usize).store(at, vectors[i]) };
             }
         }
     }
