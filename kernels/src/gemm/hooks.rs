@@ -17,16 +17,11 @@ pub(crate) trait Hooks {
     /// Whether the rows are in groups, so that tiles may end before C does.
     const GROUPS: bool = false;
 
-    /// Returns the order in which clusters compute tiles, of this many rows and columns. With
+    /// Returns the order in which clusters compute the tiles of a matrix of `m x n` elements. With
     /// [`GROUPS`](Self::GROUPS) all threads of the block call it together, once; otherwise any
     /// thread may call it, at any time.
-    fn order(&self, rows: u32, columns: u32) -> Order {
-        Order::whole(rows, columns)
-    }
-
-    /// Returns the order of the tiles of a matrix of `m x n` elements.
-    fn order_of(&self, m: u32, n: u32) -> Order {
-        self.order(m.div_ceil(CLUSTER * TILE_M), n.div_ceil(TILE_N))
+    fn order(&self, extents: [u32; 2]) -> Order {
+        Order::whole(extents)
     }
 
     /// Returns the map and the row from which the rows of A of a tile are loaded: by default `a`
