@@ -8,15 +8,10 @@
 //! rank's, and so on, in the order in which the rows arrive: while it multiplies its own rows, most
 //! of the peers' rows arrive.
 //!
-//! # Why it cannot deadlock
-//!
-//! A warp that pushes waits for nothing but the previous kernel of its stream, and a cooperative
-//! launch lets all these warps run. Other threads wait for what they push, or within their block.
-//!
-//! # Why no row is overwritten while it is read
-//!
-//! The rows arrive in a bank of a [`TileExchange`], and every rank waits for rows of each peer in
-//! each launch.
+//! It cannot deadlock: a warp that pushes waits for nothing but the previous kernel of its stream,
+//! and a cooperative launch lets all these warps run. Other threads wait for what they push, or
+//! within their block. No row is overwritten while it is read: the rows arrive in a bank of a
+//! [`TileExchange`], and every rank waits for rows of each peer in each launch.
 
 use cuda_std::atomic::Order as MemoryOrder;
 use nccl_device::TileExchange;
@@ -25,8 +20,6 @@ use crate::files::gemm::prelude::*;
 
 /// Rows that a warp pushes before it sets their flag.
 const ROWS: u32 = 4;
-/// Rows of a cluster's tile.
-const CLUSTER_M: u32 = CLUSTER * TILE_M;
 
 /// This rank's rows of A, and the memory to which the peers push theirs.
 #[repr(C)]
@@ -71,7 +64,10 @@ pub unsafe fn allgather_gemm(
     k: u32,
 ) {
     let (team, maps) = (comm.lsa_team(), [&*first, &*second]);
-    let gather = Gather { comm: &comm, team, gathered: &gathered, maps, m, k };
+    let rows_per_rank = m / team.n_ranks as u32;
+    let first = team.rank as u32 * rows_per_rank;
+    let gather =
+        Gather { comm: &comm, team, gathered: &gathered, maps, rows_per_rank, first, m, k };
     if thread::thread_idx_x() == 0 {
         // SAFETY: no other thread uses the word before the barrier.
         unsafe { mem::store(arrived(), 0) };
@@ -81,7 +77,8 @@ pub unsafe fn allgather_gemm(
     // after which one thread ends the exchange.
     unsafe {
         let (maps, epilogue) = ([&*own, &*b, &*c], Identity::<bf16>::new());
-        product_with::<bf16, _>(maps, unaligned, [m, n, k], [false; 2], epilogue, &gather);
+        let extents = [m, n, k];
+        Product::<bf16, _, _>::new(maps, unaligned, extents, [false; 2], epilogue, &gather).run();
         if thread::thread_idx_x() == 0 {
             gather.exchange().end(Coop::thread());
         }
@@ -110,6 +107,9 @@ struct Gather<'a> {
     gathered: &'a Gathered,
     /// A's maps in the two banks.
     maps: [&'a TensorMap; 2],
+    rows_per_rank: u32,
+    /// This rank's first row of A.
+    first: u32,
     m: u32,
     k: u32,
 }
@@ -122,28 +122,19 @@ impl Gather<'_> {
         unsafe { TileExchange::begin(self.comm, banks, flags, state) }
     }
 
-    fn rows_per_rank(&self) -> u32 {
-        self.m / self.team.n_ranks as u32
-    }
-
-    /// Returns this rank's first row of A.
-    fn first(&self) -> u32 {
-        self.team.rank as u32 * self.rows_per_rank()
-    }
-
     /// Returns whether all rows of a block's tile, from `row` on, are this rank's.
     fn is_own(&self, row: u32) -> bool {
-        row >= self.first() && (row + TILE_M).min(self.m) <= self.first() + self.rows_per_rank()
+        row >= self.first && (row + TILE_M).min(self.m) <= self.first + self.rows_per_rank
     }
 
     /// Returns the number of messages of each rank to each other rank.
     fn messages(&self) -> u32 {
-        self.rows_per_rank().div_ceil(ROWS)
+        self.rows_per_rank.div_ceil(ROWS)
     }
 
     /// Returns the number of the message that has a row, among those of all ranks.
     fn message(&self, row: u32) -> u32 {
-        row / self.rows_per_rank() * self.messages() + row % self.rows_per_rank() / ROWS
+        row / self.rows_per_rank * self.messages() + row % self.rows_per_rank / ROWS
     }
 
     /// Waits for the rows of the block's tiles, one tile after the other. The kernel's contract
@@ -159,7 +150,7 @@ impl Gather<'_> {
         }
         let (mut tile, mut tiles, mut all) = (cluster(), 0, true);
         while all && tile < order.count() {
-            let (row, _) = origin(order, tile);
+            let Tile { row, .. } = order.tile(tile);
             let end = (row + TILE_M).min(self.m); // A cluster's second tile may begin after it.
             if row < end && !self.is_own(row) {
                 let last = self.message(end - 1);
@@ -211,9 +202,9 @@ impl Gather<'_> {
                 let to = self.team.rotated((ranks - distance) as i32);
                 let row = message * ROWS;
                 let from = self.gathered.rows.wrapping_add(element(row));
-                let len = element((self.rows_per_rank() - row).min(ROWS));
+                let len = element((self.rows_per_rank - row).min(ROWS));
                 let (tile, at) =
-                    (self.team.rank as u32 * messages + message, element(self.first() + row));
+                    (self.team.rank as u32 * messages + message, element(self.first + row));
                 // SAFETY: the kernel's caller guarantees the rank's rows and room for them in the
                 // bank, and nothing else accesses them before their flag is set.
                 unsafe { exchange.push(Coop::warp(), to, tile, at, from, len) };
@@ -223,8 +214,8 @@ impl Gather<'_> {
 
     /// Returns whether rows of this rank's message are in tiles with rows of a peer.
     fn is_shared(&self, message: u32) -> bool {
-        let first = self.first() + message * ROWS;
-        let last = (first + ROWS).min(self.first() + self.rows_per_rank()) - 1;
+        let first = self.first + message * ROWS;
+        let last = (first + ROWS).min(self.first + self.rows_per_rank) - 1;
         !self.is_own(first / TILE_M * TILE_M) || !self.is_own(last / TILE_M * TILE_M)
     }
 }
@@ -233,14 +224,14 @@ impl Hooks for Gather<'_> {
     type Registers = CopyingRegisters;
 
     /// Returns the order that begins with the rank's own rows, in parts of at least a row of tiles.
-    fn order(&self, rows: u32, columns: u32) -> Order {
-        let first = self.first().div_ceil(CLUSTER_M);
-        Order::parts(rows, columns, first % rows, (self.rows_per_rank() / CLUSTER_M).max(1))
+    fn order(&self, extents: [u32; 2]) -> Order {
+        let height = (self.rows_per_rank / CLUSTER_M).max(1);
+        Order::parts(extents, self.first.div_ceil(CLUSTER_M), height)
     }
 
     unsafe fn a_tile<'m>(&'m self, a: &'m TensorMap, tiles: u32, row: u32) -> (&'m TensorMap, u32) {
         if self.is_own(row) {
-            return (a, row - self.first());
+            return (a, row - self.first);
         }
         let mut arrived_tiles = 0;
         let arrives = self.comm.wait_until_or_abort(|| {

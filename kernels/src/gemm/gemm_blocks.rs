@@ -53,18 +53,17 @@ pub unsafe fn gemm_blocks<T: GemmFactor>(
 ///
 /// As for [`gemm_blocks()`], and what the epilogue needs.
 pub unsafe fn product<T: GemmFactor, E: Epilogue>(
-    [a, b, c]: [&TensorMap; 3],
+    maps: [&TensorMap; 3],
     unaligned: *mut E::Output,
-    [m, n, k]: [u32; 3],
+    extents: [u32; 3],
     scales: [*const f32; 2],
     epilogue: E,
 ) {
     const { assert!(size_of::<E::Output>() > 1, "C has elements of 16 or 32 bits") };
-    let stores = Stores::new(c, unaligned, [m, n], &());
-    let factors = Factors::<T>::new([a, b], stores.shared, [false; 2]);
-    let blocks = Blocks { factors, stores, k, scales, epilogue };
+    let mut product = Product::<T, E, _>::new(maps, unaligned, extents, [false; 2], epilogue, &());
+    product.order = Some(Order::whole([extents[0], extents[1]]));
     // SAFETY: the caller passes the matrices, scales, grid and block that the kernel needs.
-    unsafe { blocks.run() }
+    unsafe { Blocks { product, scales }.run() }
 }
 
 /// A thread's sums of 128 terms and 128 columns, as [`wgmma::multiply`] leaves them.
@@ -94,22 +93,13 @@ unsafe fn multiply_block<T: Factor>(
 
 /// The product's part of the main loop.
 struct Blocks<'a, T, E: Epilogue> {
-    factors: Factors<'a, T>,
-    stores: Stores<'a, T, E::Output, ()>,
-    k: u32,
+    product: Product<'a, T, E, ()>,
     scales: [*const f32; 2],
-    epilogue: E,
-}
-
-impl<T: GemmFactor, E: Epilogue> Blocks<'_, T, E> {
-    fn order(&self) -> Order {
-        ().order_of(self.stores.m, self.stores.n)
-    }
 }
 
 /// The state of a thread that multiplies.
 struct State {
-    place: Place,
+    rows: Tile,
     scales: Scales,
     /// The scale for the next block of terms, which arrives while this one is multiplied.
     next: f32,
@@ -121,7 +111,7 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
     type Schedule = Persistent<CLUSTER>;
     type Registers = IdleRegisters;
     type Sums = Sums;
-    type Source = Source<'a>;
+    type Source = (&'a TensorMap, u32, u32);
     type State = State;
 
     const CLUSTER: u32 = CLUSTER;
@@ -133,34 +123,33 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
     }
 
     fn schedule(&self) -> Persistent<CLUSTER> {
-        Persistent { tiles: self.order().count(), steps: self.k }
+        self.product.schedule()
     }
 
-    fn prepare(&self, _: u32) {
-        grid::wait_for_previous();
-        self.factors.prefetch();
+    fn prepare(&self, loader: u32) {
+        self.product.prepare(loader);
     }
 
-    fn source(&self, _: u32, work: Turn) -> Source<'a> {
-        self.factors.source(self.order(), work.number)
+    fn source(&self, loader: u32, work: Turn) -> Self::Source {
+        self.product.source(loader, work)
     }
 
-    fn load(&self, source: &Source<'a>, term: u32, stage: &EmptyStage) {
-        self.factors.load(source, term, stage);
+    fn load(&self, source: &Self::Source, term: u32, stage: &EmptyStage) {
+        self.product.load(source, term, stage);
     }
 
     fn state(&self, _: &Warpgroup) -> State {
         // The previous kernels may write the scales, and read C.
         grid::wait_for_previous();
-        State { place: Place::NONE, scales: Scales::NONE, next: 0.0, block: 0 }
+        State { rows: Tile::NONE, scales: Scales::NONE, next: 0.0, block: 0 }
     }
 
     fn start(&self, group: &Warpgroup, state: &mut State, work: Turn) {
-        let (row, column) = origin(self.order(), work.number);
-        state.place = Place { row: row + group.warp() * STORE_M, column, end: u32::MAX };
-        let (rows, columns) = ([state.place.row, self.stores.m], [column, self.stores.n]);
-        state.scales =
-            Scales::of(self.scales, warp::lane_id(), rows, columns, self.k.div_ceil(BLOCK));
+        let &Product { m, n, k, .. } = &self.product;
+        let Tile { row, column, .. } = self.product.order().tile(work.number);
+        state.rows = Tile { row: row + group.warp() * STORE_M, column, ..Tile::NONE };
+        let (rows, columns) = ([state.rows.row, m], [column, n]);
+        state.scales = Scales::of(self.scales, warp::lane_id(), rows, columns, k.div_ceil(BLOCK));
         // SAFETY: the kernel's caller passes scales for each block of `k`: for one at least.
         state.next = unsafe { state.scales.load(0) };
         state.block = 0;
@@ -168,17 +157,17 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
 
     fn compute(&self, group: &Warpgroup, state: &mut State, sums: &mut Sums, stage: u32, _: bool) {
         // The main loop begins with sums of 0, so the first products are added too.
-        let shared = self.factors.shared;
+        let product = &self.product;
         let mut products = [0.0; 64];
         // SAFETY: a whole warpgroup computes a stage that has arrived; each block has scales.
         unsafe {
             let factors = state.scales.factors(state.next);
             state.block += 1;
-            if state.block < self.k.div_ceil(BLOCK) {
+            if state.block < product.k.div_ceil(BLOCK) {
                 state.next = state.scales.load(state.block);
             }
-            let a = shared.a(stage).rows::<WARPGROUP_M>(group.index() * WARPGROUP_M);
-            let tiles = [a.factor(), shared.b(stage).factor()];
+            let a = product.a(stage).rows::<WARPGROUP_M>(group.index() * WARPGROUP_M);
+            let tiles = [a.factor(), product.b(stage).factor()];
             for half in 0..2 {
                 multiply_block(&mut products, tiles, half as u32 * BLOCK);
                 for i in 0..products.len() {
@@ -192,8 +181,8 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
     }
 
     fn finish(&self, group: &Warpgroup, state: &mut State, _: Turn, sums: &mut Sums) {
-        self.epilogue.apply(&mut self.stores.sums(sums, state.place));
-        store_rows(group, sums, state.place, &self.stores);
+        self.product.apply_epilogue(sums, state.rows);
+        store_rows(group, sums, state.rows, &self.product);
     }
 
     fn end(&self, _: &Warpgroup, _: &mut State) {

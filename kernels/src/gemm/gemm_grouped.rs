@@ -4,7 +4,6 @@
 //! there too. Rows in no group have no effect, and are not written. Before its first tile, every
 //! block counts the tiles of all groups; a group without rows has none.
 
-use super::gemm_wgmma::Product;
 use super::prelude::*;
 
 /// Computes `C = A x B^T` for each group of rows of A and C, with an epilogue, for Hopper. B has `n
@@ -34,31 +33,23 @@ pub unsafe fn gemm_grouped<T: GemmFactor>(
 ) {
     // This is before the groups are counted, which waits for the previous kernels.
     grid::launch_next();
-    let grouped = GroupedHooks { groups, m, n };
-    let mut stores = Stores::new(&c, address, [m, n], &grouped);
-    stores.by_map = n.is_multiple_of(8);
-    let factors = Factors::new([&a, &b], stores.shared, [false; 2]);
+    let (maps, extents) = ([&*a, &*b, &*c], [m, n, k]);
+    let mut product =
+        Product::<T, _, _>::new(maps, address, extents, [false; 2], epilogue, &groups);
+    product.by_map = n.is_multiple_of(8);
     // SAFETY: the kernel's caller passes matrices, groups, grid and block for the product.
-    unsafe { Product::<T, _, _>::new(factors, stores, k, epilogue).run() }
+    unsafe { product.run() }
 }
 
-/// The hooks of the product, which has an order of tiles of its own.
-struct GroupedHooks {
-    groups: Groups,
-    m: u32,
-    n: u32,
-}
-
-impl Hooks for GroupedHooks {
+/// The product has an order of tiles of its own.
+impl Hooks for Groups {
     type Registers = IdleRegisters;
 
     const GROUPS: bool = true;
 
-    fn order(&self, _rows: u32, columns: u32) -> Order {
+    fn order(&self, extents: [u32; 2]) -> Order {
         grid::wait_for_previous();
         // SAFETY: the kernel's caller passes the groups; all threads of the block call this, once.
-        let tiles =
-            unsafe { GroupTiles::new(self.groups, CLUSTER * TILE_M, [self.m, self.n], columns) };
-        Order::groups(tiles)
+        unsafe { Order::groups(*self, extents) }
     }
 }

@@ -30,7 +30,7 @@ pub unsafe fn gemm_grouped_mma<T: Factor + Float>(
     unsafe {
         let tiles = GroupTiles::<{ gemm_mma::GROUP }>::new(groups, TILE, [m, n], columns);
         for tile in thread::blocks_strided(tiles.rows * tiles.columns) {
-            let Position { row, column, group } = tiles.position(tile);
+            let (group, (row, column)) = tiles.position(tile);
             let b = b.wrapping_add(group.b_row as usize * k as usize);
             let factors = Factors { a, b, m: group.end, n, k };
             let origin = (group.first + row * TILE, column * TILE);

@@ -87,7 +87,7 @@ struct Place {
 impl<T, S: Shape> Product<'_, T, S> {
     fn place(&self, turn: Turn) -> Place {
         // SAFETY: the kernel's caller lets nothing write the groups; the number is a tile's.
-        let Position { row, column, group } = unsafe { self.tiles.position(turn.number) };
+        let (group, (row, column)) = unsafe { self.tiles.position(turn.number) };
         Place { row: group.first + row * S::M, column: column * S::N, group }
     }
 

@@ -8,8 +8,9 @@
 //! the same rows of B, of which each loads half for both.
 
 pub use super::factors::GemmFactor;
-use super::factors::{STAGE_BYTES, STORE_BYTES};
+use super::factors::STAGE_BYTES;
 use super::prelude::*;
+use super::stores::STORE_BYTES;
 
 /// Rows of a tile of C.
 pub const TILE_M: u32 = 128;
@@ -19,6 +20,8 @@ pub const TILE_N: u32 = 256;
 pub const STORE_M: u32 = 16;
 /// Blocks per cluster.
 pub const CLUSTER: u32 = 2;
+/// Rows of a cluster's tile.
+pub const CLUSTER_M: u32 = CLUSTER * TILE_M;
 /// Stages of the pipeline.
 pub const STAGES: u32 = 4;
 /// Multiplying warps: two warpgroups.
@@ -110,59 +113,68 @@ pub unsafe fn gemm_wgmma_f32<T: GemmFactor>(
 ///
 /// As for [`gemm_wgmma()`], and what the epilogue needs.
 pub unsafe fn product<T: GemmFactor, E: Epilogue>(
-    [a, b, c]: [&TensorMap; 3],
+    maps: [&TensorMap; 3],
     unaligned: *mut E::Output,
-    [m, n, k]: [u32; 3],
+    extents: [u32; 3],
     transposed: [bool; 2],
     epilogue: E,
 ) {
     const { assert!(size_of::<E::Output>() > 1, "C has elements of 16 or 32 bits") };
-    // SAFETY: the caller passes what a product without hooks needs.
-    unsafe {
-        product_with::<T, E>([a, b, c], unaligned, [m, n, k], transposed, epilogue, &());
-    }
-}
-
-/// Does the same as [`product`], with hooks, under the conditions of both.
-pub(crate) unsafe fn product_with<T: GemmFactor, E: Epilogue>(
-    [a, b, c]: [&TensorMap; 3],
-    unaligned: *mut E::Output,
-    [m, n, k]: [u32; 3],
-    transposed: [bool; 2],
-    epilogue: E,
-    hooks: &impl Hooks,
-) {
-    let stores = Stores::new(c, unaligned, [m, n], hooks);
-    let factors = Factors::new([a, b], stores.shared, transposed);
     // SAFETY: the caller passes matrices, grid and block as the kernel needs them.
-    unsafe { Product::<T, _, _>::new(factors, stores, k, epilogue).run() }
+    unsafe { Product::<T, E, _>::new(maps, unaligned, extents, transposed, epilogue, &()).run() }
 }
 
-/// The product's part of the main loop.
-pub(super) struct Product<'a, T, E: Epilogue, F> {
-    factors: Factors<'a, T>,
-    stores: Stores<'a, T, E::Output, F>,
-    k: u32,
-    epilogue: E,
-    /// The order, if the rows are in groups: it is computed once.
-    order: Option<Order>,
+/// The product's part of the main loop. What it needs to run is what [`product`] does, and what the
+/// hooks need.
+pub(crate) struct Product<'a, T, E: Epilogue, F> {
+    pub(super) memory: TileMemory,
+    /// The maps of A, B and C.
+    pub(super) maps: [&'a TensorMap; 3],
+    /// Whether C's map is used, for whole parts of a tile.
+    pub(super) by_map: bool,
+    /// C's address, for parts that are stored element by element.
+    pub(super) address: *mut E::Output,
+    pub(super) m: u32,
+    pub(super) n: u32,
+    pub(super) k: u32,
+    /// Whether A and B are stored transposed.
+    pub(super) transposed: [bool; 2],
+    pub(super) epilogue: E,
+    pub(super) hooks: &'a F,
+    /// The order, if it is computed once, as for rows in groups.
+    pub(super) order: Option<Order>,
+    element: PhantomData<T>,
 }
 
 impl<'a, T: GemmFactor, E: Epilogue, F: Hooks> Product<'a, T, E, F> {
-    pub(super) fn new(
-        factors: Factors<'a, T>,
-        stores: Stores<'a, T, E::Output, F>,
-        k: u32,
+    /// Returns the product. C is stored by its map if the address is null.
+    pub(crate) fn new(
+        maps: [&'a TensorMap; 3],
+        address: *mut E::Output,
+        [m, n, k]: [u32; 3],
+        transposed: [bool; 2],
         epilogue: E,
+        hooks: &'a F,
     ) -> Self {
-        let order = if F::GROUPS { Some(stores.hooks.order_of(stores.m, stores.n)) } else { None };
-        Self { factors, stores, k, epilogue, order }
+        Self {
+            memory: TileMemory::dynamic(),
+            maps,
+            by_map: address.is_null(),
+            address,
+            m,
+            n,
+            k,
+            transposed: transposed.map(|transposed| T::TRANSPOSABLE && transposed),
+            epilogue,
+            hooks,
+            order: F::GROUPS.then(|| hooks.order([m, n])),
+            element: PhantomData,
+        }
     }
 
-    fn order(&self) -> Order {
+    pub(super) fn order(&self) -> Order {
         // Opaque: the multiplying warps would keep it in registers for the place of the last tile.
-        let Stores { hooks, m, n, .. } = self.stores;
-        self.order.unwrap_or_else(|| hooks.order_of(hint::opaque(m), hint::opaque(n)))
+        self.order.unwrap_or_else(|| self.hooks.order([self.m, self.n].map(hint::opaque)))
     }
 }
 
@@ -171,11 +183,11 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Hooks> Mainloop for Product<'a, T
     type Schedule = Persistent<CLUSTER>;
     type Registers = F::Registers;
     type Sums = Sums;
-    type Source = Source<'a>;
-    type State = LastRows<E::Output, Place, 32>;
+    type Source = (&'a TensorMap, u32, u32);
+    type State = LastRows<E::Output, Tile, 32>;
 
     const CLUSTER: u32 = CLUSTER;
-    const STEP: u32 = Shared::<T>::TILE_K;
+    const STEP: u32 = SharedTile::<T, TILE_M>::COLUMNS;
     const INTERLUDES: u32 = if F::REPORTS { 3 } else { 2 };
 
     fn stages(&self) -> u32 {
@@ -188,22 +200,23 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Hooks> Mainloop for Product<'a, T
 
     fn prepare(&self, _: u32) {
         grid::wait_for_previous();
-        self.factors.prefetch();
+        tma::prefetch_map(self.maps[0]);
+        tma::prefetch_map(self.maps[1]);
     }
 
-    fn source(&self, _: u32, work: Turn) -> Source<'a> {
-        let Source { a, row, b_row } = self.factors.source(self.order(), work.number);
+    fn source(&self, _: u32, work: Turn) -> Self::Source {
+        let Tile { row, b_row, .. } = self.order().tile(work.number);
         // SAFETY: one thread loads all tiles in their order, and calls this once for each.
-        let (a, row) = unsafe { self.stores.hooks.a_tile(a, work.before, row) };
-        Source { a, row, b_row }
+        let (a, row) = unsafe { self.hooks.a_tile(self.maps[0], work.before, row) };
+        (a, row, b_row)
     }
 
-    fn load(&self, source: &Source<'a>, term: u32, stage: &EmptyStage) {
-        self.factors.load(source, term, stage);
+    fn load(&self, source: &Self::Source, term: u32, stage: &EmptyStage) {
+        self.load_factors(source, term, stage);
     }
 
     fn state(&self, _: &Warpgroup) -> Self::State {
-        LastRows::none(Place::NONE)
+        LastRows::none(Tile::NONE)
     }
 
     fn compute(
@@ -214,9 +227,17 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Hooks> Mainloop for Product<'a, T
         stage: u32,
         first: bool,
     ) {
-        let Factors { shared, transposed, .. } = self.factors;
-        let tiles = [shared.a(stage).rows(group.index() * WARPGROUP_M), shared.b(stage).rows(0)];
-        T::multiply(group, sums, tiles, transposed, !first);
+        let a = self.a(stage).rows::<WARPGROUP_M>(group.index() * WARPGROUP_M);
+        let (b, add) = (self.b(stage).rows::<TRANSPOSED>(0), !first);
+        let (a_t, b_t) = (T::transposed(a), T::transposed(b));
+        // Each branch commits its group: after the branches `ptxas` would commit a second, empty
+        // one, and a wait for the previous stage's products would also wait for this stage's.
+        match self.transposed {
+            [false, false] => group.multiply(sums, a, b, add),
+            [false, true] => group.multiply_factors(sums, a.factor(), b_t, add),
+            [true, false] => group.multiply_factors(sums, a_t, b.factor(), add),
+            [true, true] => group.multiply_factors(sums, a_t, b_t, add),
+        }
     }
 
     /// The previous tile's parts in registers are written after the first products. Its last parts
@@ -232,10 +253,10 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Hooks> Mainloop for Product<'a, T
 
     fn interlude(&self, group: &Warpgroup, last: &mut Self::State, index: u32, work: Turn) {
         // Computed in an interlude, where no product waits for it: the position needs divisions.
-        last.interlude(group, index, &self.stores, || {
-            let Tile { row, column, end, .. } = Tile::at(self.order(), work.number);
-            let row = hint::opaque(row + group.warp() * STORE_M);
-            Place { row, column: hint::opaque(column), end }
+        last.interlude(group, index, self, || {
+            let tile = self.order().tile(work.number);
+            let row = hint::opaque(tile.row + group.warp() * STORE_M);
+            Tile { row, column: hint::opaque(tile.column), ..tile }
         });
     }
 
@@ -245,19 +266,19 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Hooks> Mainloop for Product<'a, T
             grid::wait_for_previous();
         }
         if !self.epilogue.is_identity() {
-            self.epilogue.apply(&mut self.stores.sums(sums, last.place()));
+            self.apply_epilogue(sums, last.place());
         }
-        last.round(group, sums, work.before, &self.stores);
+        last.round(group, sums, work.before, self);
     }
 
     fn end(&self, group: &Warpgroup, last: &mut Self::State) {
-        last.end(group, &self.stores);
+        last.end(group, self);
         // SAFETY: all lanes of a multiplying warp are here, after its last store.
-        unsafe { self.stores.hooks.drain(self.order(), group.warp()) };
+        unsafe { self.hooks.drain(self.order(), group.warp()) };
     }
 
     fn idle(&self, warp: &IdleWarp) {
         // SAFETY: all lanes of a warp that neither loads nor multiplies are here, once.
-        unsafe { self.stores.hooks.run_idle_warp(self.order(), warp.index()) };
+        unsafe { self.hooks.run_idle_warp(self.order(), warp.index()) };
     }
 }

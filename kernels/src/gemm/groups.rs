@@ -3,8 +3,8 @@
 use super::prelude::*;
 
 /// Parts of the groups, before each of which the rows of tiles are counted: a power of two, for the
-/// binary search. Shared memory has room for this number and the pipeline of `gemm_grouped`.
-const PARTS: u32 = 256;
+/// binary search, and at most the threads of a block, which count one each.
+const PARTS: u32 = 128;
 
 /// The most warps of a block.
 const WARPS: usize = 12;
@@ -34,6 +34,21 @@ impl Groups {
     }
 }
 
+/// A group of rows of A and C.
+#[derive(Clone, Copy)]
+pub(super) struct Group {
+    /// The first row.
+    pub(super) first: u32,
+    /// The row after the last one.
+    pub(super) end: u32,
+    /// The first row of the group's B.
+    pub(super) b_row: u32,
+}
+
+impl Group {
+    pub(super) const ALL: Self = Self { first: 0, end: u32::MAX, b_row: 0 };
+}
+
 /// The tiles of groups, one group after the other. The tiles of a group are in the order of
 /// [`TileOrder<GROUP>`].
 #[derive(Clone, Copy)]
@@ -56,8 +71,29 @@ impl<const GROUP: u32> GroupTiles<GROUP> {
     /// once.
     pub(super) unsafe fn new(groups: Groups, height: u32, [m, n]: [u32; 2], columns: u32) -> Self {
         let this = Self { groups, height, m, n, rows: 0, columns };
-        // SAFETY: the caller has all threads of the block here, with arrays that nothing writes.
-        Self { rows: unsafe { this.count_rows() }, ..this }
+        let thread = thread::thread_idx_x();
+        let warps = thread::block_dim_x() / warp::WARP_SIZE;
+        let sums = shared_array![u32; WARPS];
+        // SAFETY: the caller has all threads here; shared memory has a word per warp and part.
+        unsafe {
+            let own = this.rows_of_part(thread);
+            let sum = warp_prefix_sum(own);
+            if warp::lane_id() == warp::WARP_SIZE - 1 {
+                mem::store(sums.wrapping_add(warp::warp_id() as usize), sum);
+            }
+            thread::sync_threads();
+            let (mut before, mut all) = (sum - own, 0);
+            for warp in 0..warps {
+                let of_warp = mem::load(sums.wrapping_add(warp as usize));
+                before += if warp < warp::warp_id() { of_warp } else { 0 };
+                all += of_warp;
+            }
+            if thread < PARTS {
+                mem::store(Self::before().wrapping_add(thread as usize), before);
+            }
+            thread::sync_threads();
+            Self { rows: all, ..this }
+        }
     }
 
     /// Returns the array in shared memory of the rows of tiles before each part of the groups.
@@ -70,45 +106,8 @@ impl<const GROUP: u32> GroupTiles<GROUP> {
         self.groups.count.div_ceil(PARTS)
     }
 
-    /// Counts the rows of tiles before each part, and returns the number of all. The conditions are
-    /// those of [`new`](Self::new).
-    unsafe fn count_rows(&self) -> u32 {
-        let thread = thread::thread_idx_x();
-        let warps = thread::block_dim_x() / warp::WARP_SIZE;
-        let sums = shared_array![u32; WARPS];
-        let before = Self::before();
-        let parts = PARTS.div_ceil(thread::block_dim_x());
-        // SAFETY: the caller has all threads here; shared memory has a word per warp and part.
-        unsafe {
-            // Ranges of parts would be unrolled.
-            let mut own = 0;
-            for part in Strided::new(0, parts, 1) {
-                own += self.rows_of_part(thread * parts + part);
-            }
-            let sum = warp_prefix_sum(own);
-            if warp::lane_id() == warp::WARP_SIZE - 1 {
-                mem::store(sums.wrapping_add(warp::warp_id() as usize), sum);
-            }
-            thread::sync_threads();
-            let (mut at, mut all) = (sum - own, 0);
-            for warp in 0..warps {
-                let of_warp = mem::load(sums.wrapping_add(warp as usize));
-                at += if warp < warp::warp_id() { of_warp } else { 0 };
-                all += of_warp;
-            }
-            for part in Strided::new(0, parts, 1) {
-                let index = thread * parts + part;
-                if index < PARTS {
-                    mem::store(before.wrapping_add(index as usize), at);
-                }
-                at += self.rows_of_part(index);
-            }
-            thread::sync_threads();
-            all
-        }
-    }
-
-    /// Returns how many rows of tiles a part has, under the conditions of [`new`](Self::new).
+    /// Returns how many rows of tiles a part has: none after the last part. The conditions are those
+    /// of [`new`](Self::new).
     unsafe fn rows_of_part(&self, part: u32) -> u32 {
         let (mut rows, begin) = (0, part * self.part_len());
         let end = (begin + self.part_len()).min(self.groups.count);
@@ -120,9 +119,10 @@ impl<const GROUP: u32> GroupTiles<GROUP> {
         rows
     }
 
-    /// Returns the position of a tile, whose number is below the product of the rows and columns.
-    /// The conditions are those of [`new`](Self::new), but any threads may call it.
-    pub(super) unsafe fn position(&self, number: u32) -> Position {
+    /// Returns the group of a tile, and its row among those of the group and its column, in tiles.
+    /// The number is below that of all tiles. The conditions are those of [`new`](Self::new), but
+    /// any threads may call it.
+    pub(super) unsafe fn position(&self, number: u32) -> (Group, (u32, u32)) {
         let row = number / self.columns.max(1); // `max` spares the check of the division.
         // The last part with no more rows before it: only empty parts or later rows come after it.
         let (mut part, mut distance) = (0, PARTS / 2);
@@ -140,9 +140,8 @@ impl<const GROUP: u32> GroupTiles<GROUP> {
                 let rows = (end - first).div_ceil(self.height);
                 if row - before < rows {
                     let order = TileOrder::<GROUP> { rows, columns: self.columns };
-                    let (row, column) = order.position(number - before * self.columns);
-                    let group = Group { first, end, b_row: group * self.n };
-                    return Position { row, column, group };
+                    let position = order.position(number - before * self.columns);
+                    return (Group { first, end, b_row: group * self.n }, position);
                 }
                 before += rows;
                 group += 1;

@@ -24,17 +24,11 @@ pub(crate) trait Hooks {
     /// group ends, also in the middle of C.
     const GROUPS: bool = false;
 
-    /// Returns the order in which clusters compute the tiles of C. `rows` and `columns` are C's, in
-    /// pairs of tiles (a cluster computes a pair, one tile below the other) and in tiles. With
+    /// Returns the order in which clusters compute the tiles of a matrix of `m x n` elements. With
     /// [`GROUPS`](Self::GROUPS) all threads of the block call it together, once; otherwise any
     /// thread may call it, at any time.
-    fn order(&self, rows: u32, columns: u32) -> Order {
-        Order::whole(rows, columns)
-    }
-
-    /// Returns the order of the tiles of a matrix C of `m x n` elements.
-    fn order_of(&self, m: u32, n: u32) -> Order {
-        self.order(m.div_ceil(CLUSTER * TILE_M), n.div_ceil(TILE_N))
+    fn order(&self, extents: [u32; 2]) -> Order {
+        Order::whole(extents)
     }
 
     /// Returns the map, and the row of its matrix, from which the rows of A of a tile are loaded:

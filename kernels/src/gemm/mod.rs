@@ -34,20 +34,22 @@ mod swapped_tiles;
 pub(crate) mod prelude {
     pub(super) use cuda_std::convert::{Float, Half};
     pub(super) use cuda_std::mbarrier::MBarrier;
-    pub(super) use cuda_std::tile::{EmptyStage, IdleWarp, Mainloop, Persistent, TileMemory, Turn};
+    pub(crate) use cuda_std::tile::Mainloop;
+    pub(super) use cuda_std::tile::{EmptyStage, IdleWarp, Persistent, TileMemory, Turn};
     pub(super) use cuda_std::tile::{LastRows, RegisterSplit, Registers, Schedule, StoresRows};
     pub(crate) use cuda_std::tile::{Matrix, MmaProduct};
     pub(super) use cuda_std::wgmma;
 
     pub(crate) use super::epilogue::{Epilogue, Fragment, Fused, Identity};
-    pub(super) use super::factors::{Factors, GemmFactor, Shared, Source, Sums, Tile};
-    pub(crate) use super::gemm_wgmma::{CLUSTER, IDLE_WARPS, MULTIPLYING_WARPS, STAGES};
-    pub(crate) use super::gemm_wgmma::{TILE_M, TILE_N, product_with};
-    pub(super) use super::groups::{GroupTiles, Groups};
+    pub(super) use super::factors::{GemmFactor, Sums};
+    pub(crate) use super::gemm_wgmma::{
+        CLUSTER, CLUSTER_M, IDLE_WARPS, MULTIPLYING_WARPS, Product,
+    };
+    pub(crate) use super::gemm_wgmma::{STAGES, TILE_M, TILE_N};
+    pub(super) use super::groups::{Group, GroupTiles, Groups};
     pub(crate) use super::hooks::{AddingRegisters, CopyingRegisters, Hooks, IdleRegisters, Store};
-    pub(super) use super::order::{Group, Position};
-    pub(crate) use super::order::{Order, cluster, clusters};
-    pub(crate) use super::{factors::origin, part::Part};
-    pub(super) use super::{slices::Slices, stores::Place, stores::Stores};
+    pub(crate) use super::order::{Order, Tile, cluster, clusters};
+    pub(crate) use super::part::Part;
+    pub(super) use super::slices::Slices;
     pub(crate) use crate::prelude::*;
 }

@@ -10,10 +10,16 @@
 use cuda_std::atomic::Order;
 
 use super::partial::{MOST_FRAGMENTS, Partial, SCALED, add_scaled};
-use super::tiles::{COLUMNS, STRIP_ROWS, STRIPS, Strip, Tiles};
 use crate::files::collectives::elements::Elements;
 use crate::files::gemm::prelude::*;
 
+/// Rows and columns of a tile.
+pub(super) const TILE_ROWS: u32 = 128;
+pub(super) const COLUMNS: u32 = 128;
+/// Rows of a strip, which 128 threads compute and one rank reduces.
+const STRIP_ROWS: u32 = 64;
+/// Strips per tile.
+pub(super) const STRIPS: u32 = TILE_ROWS / STRIP_ROWS;
 /// Words before the flags in their window: the number of blocks that have ended, the epoch of the
 /// last launch, and padding to a cache line.
 pub(super) const FIRST_FLAG: usize = 32;
@@ -41,14 +47,46 @@ pub(super) const fn slot_words<W: Partial>() -> usize {
 /// Groups of 16 rows in a strip: a warp reduces one group at a time.
 const GROUPS: u32 = STRIP_ROWS / ROWS;
 
-/// Returns a word in shared memory: the number of the next group of rows that a warp takes.
-fn next_group() -> *mut u32 {
-    shared_array![u32; 1]
+/// The tiles of an `m x n` matrix.
+#[derive(Clone, Copy)]
+pub(super) struct Tiles {
+    pub(super) m: u32,
+    pub(super) n: u32,
 }
 
-/// Returns a word in shared memory: how many of the block's warps have ended [`Exchange::reduce`].
-fn warps_done() -> *mut u32 {
-    shared_array![u32; 1]
+/// A strip: its number, and the row, which may be beyond C, and column of its first element.
+#[derive(Clone, Copy)]
+pub(super) struct Strip {
+    number: u32,
+    row: u32,
+    column: u32,
+}
+
+impl Tiles {
+    fn order(self) -> TileOrder<16> {
+        TileOrder { rows: self.m.div_ceil(TILE_ROWS), columns: self.n.div_ceil(COLUMNS) }
+    }
+
+    pub(super) fn count(self) -> u32 {
+        self.order().count()
+    }
+
+    /// Returns the first row and column of tile `number`.
+    pub(super) fn origin(self, number: u32) -> (u32, u32) {
+        let (row, column) = self.order().position(number);
+        (row * TILE_ROWS, column * COLUMNS)
+    }
+
+    pub(super) fn strip(self, number: u32) -> Strip {
+        let (row, column) = self.origin(number / STRIPS);
+        Strip { number, row: row + number % STRIPS * STRIP_ROWS, column }
+    }
+}
+
+/// Returns two words in shared memory: the number of the next group of rows that a warp takes, and
+/// how many of the block's warps have ended [`Exchange::reduce`].
+fn words() -> *mut u32 {
+    shared_array![u32; 2]
 }
 
 /// The communicator, windows and epoch of a launch.
@@ -83,13 +121,12 @@ impl<'a, W: Partial> Exchange<'a, W> {
         if thread::thread_idx_x() == 0 {
             // SAFETY: no other thread uses the words before the barrier.
             unsafe {
-                mem::store(next_group(), 0);
-                mem::store(warps_done(), 0);
+                mem::store(words(), 0);
+                mem::store(words().add(1), 0);
             }
         }
-        let team = comm.lsa_team();
+        let (team, wire) = (comm.lsa_team(), PhantomData);
         let local_only = team.n_ranks == 1;
-        let wire = PhantomData;
         Self { comm, team, tiles, c, partials, flags, epoch, local_only, wire }
     }
 
@@ -124,12 +161,6 @@ impl<'a, W: Partial> Exchange<'a, W> {
         element_words::<W>() + (number * SCALES + row) as usize
     }
 
-    /// Returns the slot of this rank's sums of a strip, in the owner's workspace.
-    fn outgoing(&self, strip: Strip) -> *mut u32 {
-        let slot = self.slot(strip, self.team.rank);
-        self.partials.lsa(self.owner(strip)).as_ptr().wrapping_add(slot * Self::SLOT)
-    }
-
     /// Stores a warp's sums of a strip, from row `16 * i` and column `8 * j` of the strip on: to
     /// the owner's workspace, or to C if there is a single rank. A whole warp calls it; no other
     /// warp stores these elements.
@@ -146,7 +177,8 @@ impl<'a, W: Partial> Exchange<'a, W> {
             if self.local_only {
                 return Part::of_warp(sums, (row, column), (m, n)).store(self.c.local().as_ptr());
             }
-            let slot = self.outgoing(strip);
+            let slot = self.slot(strip, self.team.rank) * Self::SLOT;
+            let slot = self.partials.lsa(self.owner(strip)).as_ptr().wrapping_add(slot);
             if row < m {
                 Self::send_rows(slot, i, j, n.saturating_sub(column), &sums[0]);
             }
@@ -233,7 +265,7 @@ impl<'a, W: Partial> Exchange<'a, W> {
         let strips = self.tiles.count() * STRIPS;
         // SAFETY: the whole warp is here, and after a barrier the shared words change only here.
         unsafe {
-            let next = AtomicU32::from_ptr(next_group());
+            let next = AtomicU32::from_ptr(words());
             loop {
                 let is_first = warp::lane_id() == 0;
                 let item = if is_first { next.fetch_add(1, Order::Relaxed, Scope::Cta) } else { 0 };
@@ -250,7 +282,7 @@ impl<'a, W: Partial> Exchange<'a, W> {
                 }
             }
             if warp::lane_id() == 0 {
-                let warps_done = AtomicU32::from_ptr(warps_done());
+                let warps_done = AtomicU32::from_ptr(words().add(1));
                 warps_done.fetch_add(1, Order::Relaxed, Scope::Cta); // Read after a barrier.
             }
         }
@@ -350,7 +382,7 @@ impl<'a, W: Partial> Exchange<'a, W> {
         }
         thread::sync_threads();
         // SAFETY: no thread changes the word any more.
-        let warps_done = unsafe { mem::load(warps_done()) };
+        let warps_done = unsafe { mem::load(words().add(1)) };
         if warps_done * warp::WARP_SIZE != thread::block_dim_x() {
             thread::exit();
         }
@@ -362,3 +394,6 @@ impl<'a, W: Partial> Exchange<'a, W> {
 
 /// A row of the fragments of a vector; fragments that it does not have are 0.
 type Sums = [[f32; WIDTH as usize]; MOST_FRAGMENTS];
+
+#[cfg(test)]
+mod tests;

@@ -1,8 +1,7 @@
 //! The product in strips: `mma.sync` by warps, on tiles that threads copy by `cp.async`.
 
-use super::exchange::{Exchange, FIRST_FLAG, slot_words};
+use super::exchange::{COLUMNS, Exchange, FIRST_FLAG, STRIPS, TILE_ROWS, Tiles, slot_words};
 use super::partial::Partial;
-use super::tiles::{COLUMNS, STRIPS, TILE_ROWS, Tiles};
 use crate::files::gemm::prelude::*;
 
 const STAGES: u32 = 4;
@@ -76,43 +75,33 @@ pub unsafe fn gemm_allreduce_mma<W: Partial>(
     n: u32,
     k: u32,
 ) {
-    let tiles = Tiles { m, n };
-    // SAFETY: the kernel's caller guarantees the windows. All warps reach `reduce` and `finish`.
+    let (tiles, thread) = (Tiles { m, n }, thread::thread_idx_x());
+    // SAFETY: the kernel's caller guarantees the windows. A strip is announced once, after its
+    // sums. All warps reach `reduce` and `finish`.
     unsafe {
         let exchange = Exchange::<W>::new(&comm, tiles, c, partials, flags);
         thread::sync_threads();
-        if thread::thread_idx_x() < COMPUTING {
+        if thread < COMPUTING {
             let product = Product {
                 a: Matrix { address: a, rows: m, columns: k },
                 b: Matrix { address: b, rows: n, columns: k },
                 memory: shared::dynamic_shared_mem(),
             };
-            compute(&exchange, product, tiles);
+            // A strip is divided among 2 x 2 warps, each with 32 rows and 64 columns.
+            let (half, warp) = (thread / 128, thread / warp::WARP_SIZE % 4);
+            let (i, j) = (warp / 2 * 2, warp % 2 * 8);
+            for tile in thread::blocks_strided(tiles.count()) {
+                let part = (half * 64 + i * 16, j * 8);
+                let mut sums = product.sums::<16, 2, 8>(tiles.origin(tile), part, || {
+                    thread::named_barrier_sync(COMPUTE_BARRIER, COMPUTING);
+                });
+                let strip = tiles.strip(STRIPS * tile + half);
+                exchange.send(strip, (i, j), &mut sums);
+                exchange.announce(strip, STRIP_BARRIER + half, thread % 128);
+            }
         }
         exchange.reduce();
         exchange.finish();
-    }
-}
-
-/// Computes the tiles of this block and stores the sums to the owners. The kernel's contract holds,
-/// and the first [`COMPUTING`] threads of the block call it.
-unsafe fn compute<W: Partial>(exchange: &Exchange<'_, W>, product: Product, tiles: Tiles) {
-    let thread = thread::thread_idx_x();
-    let half = thread / 128;
-    // A strip is divided among 2 x 2 warps, each with 32 rows and 64 columns.
-    let warp = thread / warp::WARP_SIZE % 4;
-    let (i, j) = (warp / 2 * 2, warp % 2 * 8);
-    for tile in thread::blocks_strided(tiles.count()) {
-        // SAFETY: the caller is all computing threads; a strip is announced once, after its sums.
-        unsafe {
-            let mut sums =
-                product.sums::<16, 2, 8>(tiles.origin(tile), (half * 64 + i * 16, j * 8), || {
-                    thread::named_barrier_sync(COMPUTE_BARRIER, COMPUTING);
-                });
-            let strip = tiles.strip(STRIPS * tile + half);
-            exchange.send(strip, (i, j), &mut sums);
-            exchange.announce(strip, STRIP_BARRIER + half, thread % 128);
-        }
     }
 }
 

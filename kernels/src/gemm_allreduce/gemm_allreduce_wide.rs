@@ -21,17 +21,14 @@
 
 use core::ptr::null_mut;
 
-use nccl_device::{
-    Everyone, Owners, PeerColumn, PeerMatrix, PeerTiles, RowOwners, TileOwners, message_word,
-};
+use nccl_device::{Everyone, Owners, PeerColumn, PeerTiles, RowOwners, TileOwners, message_word};
 
 use super::quantised::Quantised;
 pub use super::quantised::QuantisedParts;
+pub use crate::files::gemm::gemm_wgmma::CLUSTER_M;
 use crate::files::gemm::gemm_wgmma::STORE_M;
 use crate::files::gemm::prelude::*;
 
-/// Rows of a cluster's tile.
-pub const CLUSTER_M: u32 = CLUSTER * TILE_M;
 /// The owners of the tiles of clusters, of more than two ranks.
 pub type ClusterTileOwners = TileOwners<CLUSTER_M, TILE_N>;
 
@@ -82,7 +79,7 @@ pub unsafe fn gemm_allreduce_wide_f8(
     // SAFETY: the caller of the kernel passes what the body needs. No map is used for C.
     unsafe {
         let peers = PeerTiles::new(&comm, &memory, c, [m, n]);
-        let quantised = Quantised { peers, own, c, m, n };
+        let quantised = Quantised { peers, own, c };
         compute_summed([&a, &b, &a], [m, n, k], &peers, quantised, &quantised);
     }
 }
@@ -145,27 +142,6 @@ pub unsafe fn gemm_reduce_scatter_wide<const N: usize>(
     }
 }
 
-/// The order in which clusters compute the tiles.
-trait Ordered: Owners {
-    /// Returns the order of the tiles of clusters, of this many rows and columns.
-    fn order<const N: usize>(_: &PeerMatrix<N>, rows: u32, columns: u32) -> Order {
-        Order::whole(rows, columns)
-    }
-}
-
-impl Ordered for Everyone {}
-
-impl Ordered for ClusterTileOwners {}
-
-/// A cluster computes the same tile of each rank's rows: with two ranks, its own rank's tile last;
-/// with more ranks, each cluster begins with another rank, so that all ranks receive at any time.
-impl Ordered for RowOwners {
-    fn order<const N: usize>(matrix: &PeerMatrix<N>, rows: u32, columns: u32) -> Order {
-        let first = matrix.rank() + 1 + if N == 2 { 0 } else { cluster() };
-        Order::turns(rows, columns, first, matrix.ranks())
-    }
-}
-
 /// Computes a product, with an epilogue, and adds it over the ranks. The conditions are those of
 /// [`gemm_wgmma`](crate::gemm::gemm_wgmma::gemm_wgmma()) of bf16 and of [`PeerTiles::new`]. The
 /// whole block calls it.
@@ -179,34 +155,35 @@ unsafe fn compute_summed<O: Owners, const N: usize>(
     peers.prepare();
     // SAFETY: the caller passes what the product needs, which ends with a barrier.
     unsafe {
-        product_with::<bf16, _>(maps, null_mut(), extents, [false; 2], epilogue, hooks);
+        Product::<bf16, _, _>::new(maps, null_mut(), extents, [false; 2], epilogue, hooks).run();
         peers.end((MULTIPLYING_WARPS + IDLE_WARPS) * warp::WARP_SIZE);
     }
 }
 
-/// Returns the number of tiles of this block.
-pub(super) fn tiles(order: Order) -> u32 {
-    order.count().saturating_sub(cluster()).div_ceil(clusters())
-}
-
 /// Returns the lane's column of one of the block's tiles, if this rank adds it.
-fn column<O: Owners, const N: usize>(
-    peers: &PeerTiles<'_, O, N>,
-    order: Order,
-    tile: u32,
+fn column_of<const N: usize>(
+    peers: &PeerTiles<'_, impl Owners, N>,
+    Tile { row, column, .. }: Tile,
 ) -> Option<PeerColumn> {
-    let (row, column) = origin(order, cluster() + tile * clusters());
     peers.column(row, column)
 }
 
-impl<O: Ordered, const N: usize> Hooks for PeerTiles<'_, O, N> {
+impl<O: Owners, const N: usize> Hooks for PeerTiles<'_, O, N> {
     type Registers = AddingRegisters;
 
     const SENDS: bool = true;
     const REPORTS: bool = N == 2;
 
-    fn order(&self, rows: u32, columns: u32) -> Order {
-        O::order(&self.matrix(), rows, columns)
+    /// In a reduce-scatter a cluster computes the same tile of each rank's rows: with two ranks, its
+    /// own rank's tile last; with more ranks, each cluster begins with another rank, so that all
+    /// ranks receive at any time.
+    fn order(&self, extents: [u32; 2]) -> Order {
+        if O::ALL || O::BROADCASTS {
+            return Order::whole(extents);
+        }
+        let matrix = self.matrix();
+        let first = matrix.rank() + 1 + if N == 2 { 0 } else { cluster() };
+        Order::by_turns(extents, first, matrix.ranks())
     }
 
     /// Returns the word as the peers receive it, so that all ranks add the same zeros.
@@ -236,8 +213,8 @@ impl<O: Ordered, const N: usize> Hooks for PeerTiles<'_, O, N> {
         unsafe {
             let sums = self.sums();
             // Opaque: the number of tiles less one would take a register.
-            while hint::opaque(tile) + 1 < tiles(order) {
-                if let Some(column) = column(self, order, tile) {
+            while hint::opaque(tile) + 1 < order.turns() {
+                if let Some(column) = column_of(self, order.turn(tile)) {
                     let mut row = first;
                     while row < TILE_M {
                         self.wait_stored(row / STORE_M, tile);
@@ -254,8 +231,8 @@ impl<O: Ordered, const N: usize> Hooks for PeerTiles<'_, O, N> {
     }
 
     unsafe fn drain(&self, order: Order, warp: u32) {
-        let last = tiles(order).checked_sub(1);
-        if let Some(column) = last.and_then(|last| column(self, order, last)) {
+        let last = order.turns().checked_sub(1);
+        if let Some(column) = last.and_then(|last| column_of(self, order.turn(last))) {
             let mut row = warp * STORE_M;
             // The loop is not unrolled: it would take more registers.
             let end = hint::opaque(row + STORE_M);

@@ -8,7 +8,6 @@
 
 use nccl_device::{Owners, PeerMatrix, PeerPlace, PeerTiles, message_word};
 
-use super::gemm_allreduce_wide::tiles;
 use super::partial::{Partial, SCALED, add_scaled};
 use crate::files::gemm::gemm_wgmma::STORE_M;
 use crate::files::gemm::prelude::*;
@@ -50,7 +49,8 @@ impl Owners for QuantisedParts {
     const ALL: bool = true;
 
     fn place<const N: usize>(matrix: &PeerMatrix<N>, row: u32, column: u32) -> PeerPlace {
-        PeerPlace { owner: matrix.rank(), row, slot: quantised_part(row, column, matrix.n) }
+        let slot = quantised_part(row, column, matrix.n) + column / COLUMNS % 2 * SLOTS;
+        PeerPlace { owner: matrix.rank(), row, slot }
     }
 
     fn below<const N: usize>(matrix: &PeerMatrix<N>) -> u32 {
@@ -69,8 +69,6 @@ pub(super) struct Quantised<'a> {
     /// This rank's parts, in the order of the slots.
     pub(super) own: *mut u32,
     pub(super) c: *mut bf16,
-    pub(super) m: u32,
-    pub(super) n: u32,
 }
 
 impl Quantised<'_> {
@@ -81,19 +79,19 @@ impl Quantised<'_> {
 
     /// Returns the first slot of a tile, if there is a part of C in it.
     fn tile(&self, row: u32, column: u32) -> Option<u32> {
-        let Self { m, n, .. } = *self;
-        let part = quantised_part(row, column, n);
-        (row < m && column < n).then(|| part + column / COLUMNS % 2 * SLOTS)
+        let matrix = self.peers.matrix();
+        let place = QuantisedParts::place(&matrix, row, column);
+        (row < matrix.m && column < matrix.n).then_some(place.slot)
     }
 
     /// Adds both ranks' parts of a tile from `row` and `column` on. The kernel's contract holds,
     /// and one warp calls it, after this rank's part was stored in `own`.
     unsafe fn add(&self, session: &Lamport<'_, 2>, row: u32, column: u32) {
-        let Self { m, n, .. } = *self;
-        if row >= m {
+        let matrix = self.peers.matrix();
+        if row >= matrix.m {
             return;
         }
-        let peer = self.peers.comm().lsa_team().rank as usize ^ 1;
+        let peer = matrix.rank() as usize ^ 1;
         let lane = warp::lane_id();
         // A lane has eight columns, which are a fragment's.
         let tile = self.tile(row, column + lane / 16 * COLUMNS);
@@ -103,7 +101,7 @@ impl Quantised<'_> {
             // A tile's rows of eight vectors are swizzled, as in shared memory.
             tile.map(|first| first + below + 8 * i + (chunk ^ i))
         };
-        let scales = quantised_part(row, column, n) + PART_SCALES + lane / LANES;
+        let scales = quantised_part(row, column, matrix.n) + PART_SCALES + lane / LANES;
         let column = column + 8 * lane;
         // SAFETY: TMA and this block have stored this rank's part, as the caller guarantees.
         unsafe {
@@ -144,7 +142,7 @@ impl Quantised<'_> {
         vectors: [[Vec16<F8E4M3>; 4]; 2],
         scales: [[u32; 2]; 2],
     ) {
-        let Self { c, m, n, .. } = *self;
+        let PeerMatrix { m, n, .. } = self.peers.matrix();
         for i in 0..4 {
             let mut sums = [[0.0; 8]; 2];
             for rank in 0..2 {
@@ -158,7 +156,7 @@ impl Quantised<'_> {
             for half in 0..2 {
                 let row = row + i as u32 + 8 * half as u32;
                 if row < m && column < n {
-                    let to = c.wrapping_add(row as usize * n as usize + column as usize);
+                    let to = self.c.wrapping_add(row as usize * n as usize + column as usize);
                     // SAFETY: only this thread stores the elements; rows are aligned to 16 bytes.
                     unsafe { mem::store_vec(to, bf16::narrow(sums[half])) };
                 }
@@ -204,8 +202,9 @@ impl Epilogue for Quantised<'_> {
         });
         let vector = Vec16::<F8E4M3>::from_bits([top[0], top[1], bottom[0], bottom[1]]);
         let (row, column) = (sums.row(0) - lane / 4, sums.column(0) - lane % 4 * 2);
-        if lane < 4 && row < self.m {
-            let slot = quantised_part(row, column, self.n) + PART_SCALES + lane;
+        let matrix = self.peers.matrix();
+        if lane < 4 && row < matrix.m {
+            let slot = quantised_part(row, column, matrix.n) + PART_SCALES + lane;
             // SAFETY: the kernel's caller guarantees the slots, of which this one is this lane's.
             unsafe {
                 mem::store_vec(self.own_vector(slot).cast(), vector);
@@ -234,10 +233,8 @@ impl Hooks for Quantised<'_> {
     }
 
     unsafe fn send_slice<O>(&self, row: u32, column: u32, tile: Store<O>) {
-        if let Some(slot) = self.tile(row, column) {
-            // SAFETY: one lane is here, with a tile after a fence; the peer's slot is this warp's.
-            unsafe { self.peers.join().send_tile(1, slot, tile) };
-        }
+        // SAFETY: one lane is here, with a tile after a fence; the peer's slots are this warp's.
+        unsafe { self.peers.send(row, column, tile) };
     }
 
     fn on_stored(&self, warp: u32, tiles: u32) {
@@ -249,10 +246,10 @@ impl Hooks for Quantised<'_> {
         // SAFETY: the caller has all lanes of the warp here. The parts are this warp's.
         unsafe {
             let session = self.peers.begin();
-            let end = tiles(order).saturating_sub(1); // `drain` adds the last tile.
+            let end = order.turns().saturating_sub(1); // `drain` adds the last tile.
             let mut part = index;
             for tile in 0..end {
-                let (row, column) = origin(order, cluster() + tile * clusters());
+                let Tile { row, column, .. } = order.turn(tile);
                 while part < MULTIPLYING_WARPS {
                     self.peers.wait_stored(part, tile);
                     self.add(&session, row + part * STORE_M, column);
@@ -265,8 +262,8 @@ impl Hooks for Quantised<'_> {
     }
 
     unsafe fn drain(&self, order: Order, warp: u32) {
-        if let Some(last) = tiles(order).checked_sub(1) {
-            let (row, column) = origin(order, cluster() + last * clusters());
+        if let Some(last) = order.turns().checked_sub(1) {
+            let Tile { row, column, .. } = order.turn(last);
             // SAFETY: the caller has all lanes of the warp here. The part is this warp's.
             unsafe {
                 warp::sync();
