@@ -7,12 +7,12 @@ pub(crate) use super::stores::Store;
 /// warpgroups multiply and store C, one warp loads, and three warps are idle.
 ///
 /// A multiplying warp stores its 16 rows of a tile in *parts* of 128 bytes of each row ([`Store`]),
-/// two at a time. (The methods for parts are called `.._slice`; these are no slices of the terms.)
+/// two at a time.
 pub(crate) trait Hooks {
     /// The division of the registers: the multiplying warps have fewer if the idle warps have work.
     type Registers: RegisterSplit;
 
-    /// Whether multiplying warps call [`send_slice`](Self::send_slice), to send the parts that they
+    /// Whether multiplying warps call [`send_part`](Self::send_part), to send the parts that they
     /// store to a peer too.
     const SENDS: bool = false;
 
@@ -48,16 +48,16 @@ pub(crate) trait Hooks {
     /// at this row and column of C. One lane calls it, and the part is as [`Store::store`] needs
     /// it.
     #[track_caller]
-    unsafe fn store_slice<O>(&self, c: &TensorMap, row: u32, column: u32, tile: Store<O>) {
+    unsafe fn store_part<O>(&self, c: &TensorMap, row: u32, column: u32, tile: Store<O>) {
         // SAFETY: the caller passes a tile that was written before a fence, and one lane is here.
         unsafe { tile.store(c, row, column) };
     }
 
-    /// Sends a part, which has the same arguments as in [`store_slice`](Self::store_slice), to a
+    /// Sends a part, which has the same arguments as in [`store_part`](Self::store_part), to a
     /// peer. Two parts are stored and then sent together: their stores are one bulk group of TMA,
     /// and what this sends belongs to the next one. One lane calls it, and the part is as
     /// [`Store::store`] needs it.
-    unsafe fn send_slice<O>(&self, _row: u32, _column: u32, _tile: Store<O>) {}
+    unsafe fn send_part<O>(&self, _row: u32, _column: u32, _tile: Store<O>) {}
 
     /// Learns that the rows of multiplying warp `_warp` of the block's first `_tiles` tiles are in
     /// C. With [`REPORTS`](Self::REPORTS) one lane calls it.

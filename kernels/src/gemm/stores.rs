@@ -93,12 +93,12 @@ impl<T: GemmFactor, E: Epilogue, F: Hooks> StoresRows for Product<'_, T, E, F> {
         // SAFETY: the kernel's caller guarantees C. Each part is stored and sent once.
         group.store(|| unsafe {
             self.each_part(group, column, first, |column, part| {
-                self.hooks.store_slice(self.maps[2], row, column, part);
+                self.hooks.store_part(self.maps[2], row, column, part);
             });
             if F::SENDS {
                 tma::commit_stores();
                 self.each_part(group, column, first, |column, part| {
-                    self.hooks.send_slice(row, column, part);
+                    self.hooks.send_part(row, column, part);
                 });
             }
         });

@@ -191,12 +191,12 @@ impl<O: Owners, const N: usize> Hooks for PeerTiles<'_, O, N> {
         message_word(word)
     }
 
-    unsafe fn store_slice<T>(&self, c: &TensorMap, row: u32, column: u32, tile: Store<T>) {
+    unsafe fn store_part<T>(&self, c: &TensorMap, row: u32, column: u32, tile: Store<T>) {
         // SAFETY: the caller is one lane, with a tile that was written before a fence.
         unsafe { self.keep(c, row, column, tile) };
     }
 
-    unsafe fn send_slice<T>(&self, row: u32, column: u32, tile: Store<T>) {
+    unsafe fn send_part<T>(&self, row: u32, column: u32, tile: Store<T>) {
         // SAFETY: the caller is one lane with a stored tile; the launches before this have ended.
         unsafe { self.send(row, column, tile) };
     }

@@ -225,14 +225,14 @@ impl Hooks for Quantised<'_> {
         message_word(word)
     }
 
-    unsafe fn store_slice<O>(&self, _: &TensorMap, row: u32, column: u32, tile: Store<O>) {
+    unsafe fn store_part<O>(&self, _: &TensorMap, row: u32, column: u32, tile: Store<O>) {
         if let Some(slot) = self.tile(row, column) {
             // SAFETY: one lane is here, with a tile after a fence; the slot is this warp's.
             unsafe { tile.store_bulk(self.own_vector(slot)) };
         }
     }
 
-    unsafe fn send_slice<O>(&self, row: u32, column: u32, tile: Store<O>) {
+    unsafe fn send_part<O>(&self, row: u32, column: u32, tile: Store<O>) {
         // SAFETY: one lane is here, with a tile after a fence; the peer's slots are this warp's.
         unsafe { self.peers.send(row, column, tile) };
     }
