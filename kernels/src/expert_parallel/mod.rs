@@ -8,11 +8,12 @@
 //!
 //! # The protocol
 //!
-//! Rows need no flags ([`Lamport`](nccl_device::Lamport) messages): each vector has a slot of its
-//! own in the receiver's memory, given by the rank and the number of its token, so that no rank has
-//! to count before the first row leaves, and a row takes one-way latency. Numbered messages say
-//! which rows are sent: how many tokens each rank has, and for each token and expert whether the
-//! row is sent, the expert and the weight. They have the number of the launch in them
+//! Rows need no flags: they are [`Lamport`](nccl_device::Lamport) messages, whose data itself shows
+//! that they have arrived. Each vector of 16 bytes of a row has a slot of its own in the receiver's
+//! memory, which the sender's rank, the token's number and the vector's place in the row give. So
+//! no rank has to count before the first row leaves, and a row takes one-way latency. Numbered
+//! messages say which rows are sent: how many tokens each rank has, and for each token and expert
+//! whether the row is sent, the expert and the weight. They have the number of the launch in them
 //! (`numbered.rs`), and are not emptied, since many warps read them. Counts also tell a rank that
 //! the peer's last launch has ended, as a session of Lamport messages needs.
 //!
@@ -27,7 +28,8 @@
 //! so that each row has an exact place in the order of the receiver's experts, which the sender
 //! knows (`places.rs`). Rows arrive there by plain stores, and flags (`counted.rs`) follow them.
 //! [`ep_expand`] copies a row to the other experts that its token has in the rank, and
-//! [`ep_combine_counted`] returns the results. No buffer has room for each rank's most tokens.
+//! [`ep_combine_counted`] returns the results. Since rows have places by counts, a rank's buffers
+//! need room only for the rows that it receives, not for the most tokens that each rank may have.
 //!
 //! # Several LSA teams
 //!

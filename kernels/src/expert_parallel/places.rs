@@ -6,7 +6,8 @@ use super::prelude::*;
 /// The tokens that a block handles at a time: one for each lane of a warp.
 pub(super) const BATCH: u32 = warp::WARP_SIZE;
 
-/// The most counters: of each expert of all ranks, and of each rank.
+/// The most counters: one for each expert of all ranks (the launch requires that all ranks together
+/// have at most [`Shape::EXPERTS`]), and one for each rank.
 const COUNTERS: usize = Shape::EXPERTS + RANKS;
 
 /// The block's shared memory.
@@ -14,7 +15,8 @@ const COUNTERS: usize = Shape::EXPERTS + RANKS;
 pub(super) struct Shared {
     /// Counters of the rows of each expert of all ranks, and then of the tokens for each rank.
     pub(super) counters: Counters,
-    /// The first row of each expert, with the rows of all ranks one after the other.
+    /// The first row of each expert, as if the rows that all ranks receive were in one array, those
+    /// of a rank after those of the previous one; and then the end of that array.
     pub(super) starts: Words,
     /// The experts of each token of a batch, or [`NONE`], and the places of its rows.
     experts: Words,
@@ -67,10 +69,11 @@ pub(super) struct TokenPlaces {
 }
 
 impl<T: Rows> Dispatch<'_, T> {
-    /// Returns the places of a token of the batch, which has its places.
+    /// Returns the places of a token of the batch. The caller guarantees that
+    /// [`place`](Self::place) has given them to the token, and that a barrier has followed.
     pub(super) unsafe fn placed(&self, token: u32) -> TokenPlaces {
         let (entry, Shared { places, targets, .. }) = (Self::entry(token), self.shared);
-        // SAFETY: the batch has its places, as the caller guarantees.
+        // SAFETY: `place` has stored the token's places, as the caller guarantees.
         unsafe {
             let expert = self.expert(token);
             TokenPlaces {
