@@ -17,15 +17,42 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Returns the line numbers and names after `crate::` in the code of a file, without comments.
-fn uses(source: &str) -> impl Iterator<Item = (usize, &str)> {
-    let code = source.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"));
-    code.flat_map(|(index, line)| {
-        line.split("crate::").skip(1).map(move |rest| {
-            let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
-            (index + 1, &rest[..end])
-        })
-    })
+/// Returns the line numbers of the paths from the root of the crate in the code of a file, without
+/// comments, and the name after the root in each. Such a path begins with `crate`, or with as many
+/// `super` as its module is deep; `depth` is that of the file's module.
+fn uses(source: &str, depth: usize) -> Vec<(usize, &str)> {
+    let mut found = Vec::new();
+    // The indentations of the modules within the file around the line.
+    let mut inner = Vec::new();
+    for (index, line) in source.lines().enumerate() {
+        let code = line.trim_start();
+        let indentation = line.len() - code.len();
+        if code.starts_with("//") {
+            continue;
+        }
+        inner.pop_if(|module| code == "}" && *module == indentation);
+        for root in ["crate::", &"super::".repeat(depth + inner.len())] {
+            found.extend(line.match_indices(root).map(|(at, _)| {
+                let rest = &line[at + root.len()..];
+                let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_');
+                (index + 1, &rest[..end.unwrap_or(rest.len())])
+            }));
+        }
+        if code.ends_with('{') && code.split(' ').any(|word| word == "mod") {
+            inner.push(indentation);
+        }
+    }
+    found
+}
+
+#[test]
+fn paths_from_the_root_are_found() {
+    let source = "use crate::sys::a;\n// crate::b\nuse super::super::world::{c, d};\n\
+        use super::e;\nmod inner {\n    use super::super::f;\n    \
+        use super::super::super::device::g;\n}\n\
+        fn h() { super::super::machine::i(super::j, crate::error::k) }";
+    let from_root = [(1, "sys"), (3, "world"), (7, "device"), (9, "error"), (9, "machine")];
+    assert_eq!(uses(source, 2), from_root);
 }
 
 #[test]
@@ -40,8 +67,10 @@ fn no_layer_uses_one_above_it() {
             |file: &Path| file.strip_prefix(&root).unwrap().to_string_lossy().contains("test");
         for file in files.into_iter().filter(|file| !is_test(file)) {
             let source = fs::read_to_string(&file).unwrap();
-            for (line, used) in uses(&source) {
-                let place = format!("{}:{line}: crate::{used}", file.display());
+            let path = file.strip_prefix(&root).unwrap();
+            let depth = path.components().count() - usize::from(path.ends_with("mod.rs"));
+            for (line, used) in uses(&source, depth) {
+                let place = format!("{}:{line}: {used}", file.display());
                 let used_layer = rank(used);
                 // A name that the crate root re-exports would hide its layer.
                 assert!(used_layer.is_some(), "{place} names no layer");

@@ -11,17 +11,18 @@
 //! call holds. It is a [`ReentrantMutex`](parking_lot::ReentrantMutex), since Python may call a
 //! signal's handler, which may use the same object, on the thread that waits in the call.
 //!
-//! On simulated GPUs the objects stay on their thread. One thread of the machine runs at a time,
-//! and others run only while it is in a call of devcomm's: if it waited for a thread in another
-//! way, it would wait for ever. Torch calls the backward functions of tensors on the CPU on that
-//! thread, too.
+//! On simulated GPUs only the thread that has made an object may use it. Of the threads that use a
+//! machine one runs at a time, and another one runs only while the first is in a call of devcomm's:
+//! if the first waited for another one in any other way, as for a mutex, both would wait for ever.
+//! Autograd needs no other thread here: torch calls the backward functions of tensors on the CPU on
+//! the thread that has called `backward`.
 
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pyo3::exceptions::PyException;
+use pyo3::exceptions::{PyAssertionError, PyAttributeError, PyRuntimeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
@@ -115,7 +116,8 @@ impl Home {
     ///
     /// # Errors
     ///
-    /// The exception of a signal's handler, which Python may call as it calls torch.
+    /// The exception of a signal's handler, which Python may call as it calls torch, unless torch
+    /// raises its class too ([`is_of_torch`]).
     fn free_returned(&self) -> PyResult<()> {
         if self.table().returned.is_empty() {
             return Ok(());
@@ -125,23 +127,25 @@ impl Home {
             std::mem::forget(self.take_returned());
             return Ok(());
         }
-        // Torch may free a tensor of a window without the GIL. pyo3 does not know that where one of
-        // its calls led to torch: it counts only what it has attached and detached itself.
+        // Torch may free a tensor of a window after it has released the GIL. If a call by pyo3 led
+        // to torch, pyo3 still takes this thread to have the GIL, since it counts only its own
+        // attaches and detaches. So Python itself is asked for the GIL.
         // SAFETY: Python is initialised; the release is on this thread, after all else.
         let held = unsafe { ffi::PyGILState_Ensure() };
         let freed = Python::try_attach(|py| {
             let _exception = Exception::set_aside(py);
             let captures = match captures_current(py) {
-                // Such as KeyboardInterrupt. Another error is torch's own, as of a GPU that failed.
-                Err(error) if !error.is_instance_of::<PyException>(py) => return Err(error),
-                captures => captures.unwrap_or(false),
+                // Torch does not know whether it captures: then it does not.
+                Err(error) if is_of_torch(py, &error) => false,
+                captures => captures?,
             };
             if !captures {
                 detached(py, || drop(self.take_returned()));
             }
             Ok(())
         });
-        // While Python ends, nothing waits.
+        // While Python ends, it attaches no thread. The objects are then not freed, since their
+        // destructors may wait for a GPU, or for other threads, which Python has ended.
         let freed = freed.unwrap_or_else(|| {
             std::mem::forget(self.take_returned());
             Ok(())
@@ -158,6 +162,16 @@ impl Home {
         let mut take = |id| table.objects.remove(id).or_else(|| table.lasting.remove(id));
         ids.iter().filter_map(&mut take).collect()
     }
+}
+
+/// Returns whether an exception is of a class that torch raises when it is asked for its capture:
+/// for a GPU that has failed, without CUDA, or while it is being imported. An exception of another
+/// class is that of a signal's handler, such as KeyboardInterrupt or TimeoutError. (One of these
+/// classes that a handler raises here cannot be told apart, and is lost.)
+fn is_of_torch(py: Python<'_>, error: &PyErr) -> bool {
+    error.is_instance_of::<PyRuntimeError>(py)
+        || error.is_instance_of::<PyAssertionError>(py)
+        || error.is_instance_of::<PyAttributeError>(py)
 }
 
 impl<T: Send + Sync + 'static> Own<T> {
@@ -229,7 +243,8 @@ impl<T> Drop for Own<T> {
 }
 
 /// The exception that Python raises while it drops a handle, such as the argument of a call that
-/// has failed. What is called meanwhile would lose it.
+/// has failed. The functions of Python that the drop calls would clear or replace the exception, so
+/// this keeps it, and raises it again at its own drop.
 struct Exception<'py> {
     parts: [*mut ffi::PyObject; 3],
     _py: Python<'py>,
@@ -279,8 +294,9 @@ impl Drop for Scope {
     }
 }
 
-/// Calls `f` without the GIL, for which other threads may then wait in Python: simulated ranks are
-/// threads of which one runs at a time, and that one must get the GIL.
+/// Calls `f` without the GIL, so that other threads of Python can run while `f` waits. Simulated
+/// ranks cannot do without this: they are threads of which one runs at a time, and if a rank that
+/// waits in `f` kept the GIL, the one whose turn it is could not run.
 ///
 /// `f` uses no object of Python.
 pub fn detached<R>(py: Python<'_>, f: impl FnOnce() -> R) -> R {

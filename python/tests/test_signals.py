@@ -148,6 +148,35 @@ def test_the_exception_of_another_signals_handler_is_that_of_the_world():
     """)
 
 
+@pytest.mark.parametrize(("raised", "is_lost"), [("TimeoutError", False), ("RuntimeError", True)])
+def test_an_exception_that_is_not_torchs_is_raised_where_torch_is_asked_for_its_capture(
+    raised, is_lost
+):
+    passes(f"""
+        import types
+
+        # Stands for a handler that is called in torch, or for an error of torch.
+        def fails():
+            raise {raised}
+
+        def function(rank):
+            comm = rank.communicator()
+            window = comm.window(4, "float32")
+            sys.unraisablehook = lambda _: None
+            sys.modules["torch.cuda"] = types.SimpleNamespace(is_initialized=fails)
+            del window
+            try:
+                comm.window(4, "float32")
+            except {raised}:
+                return False
+            finally:
+                del sys.modules["torch.cuda"]
+            return True
+
+        assert run(function, 1) == [{is_lost}]
+    """)
+
+
 def test_a_handler_without_an_exception_is_called_while_ranks_go_on():
     passes("""
         handled = threading.Event()

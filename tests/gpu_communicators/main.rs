@@ -165,7 +165,8 @@ fn a_borrowed_raw_communicator_works_and_is_not_destroyed() {
         };
         let null = adopt(rank.context(), std::ptr::null_mut());
         assert!(matches!(null, Err(Error::InvalidInput { .. })), "{null:?}");
-        // Processes that share a GPU have no other one.
+        // With NCCL_MULTI_RANK_GPU_ENABLE=1 the ranks may share the only GPU: then no other GPU has
+        // a context to pass.
         if rank.is_simulated() || visible_gpus().is_ok_and(|gpus| gpus > 1) {
             let elsewhere = adopt(&Context::new(1 - rank.device())?, comm.as_raw());
             assert!(matches!(elsewhere, Err(Error::InvalidInput { .. })), "{elsewhere:?}");

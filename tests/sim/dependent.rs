@@ -1,4 +1,5 @@
-//! Tests of dependent launches: when a kernel begins before the previous one ends, and reports.
+//! Tests of dependent launches: a kernel begins, before the previous one has ended, when every
+//! block of that one allows it, and a deadlock's report names the wait for the previous kernel.
 
 use cuda_std::atomic::{Atomic, Order, Scope};
 use cuda_std::prelude::*;

@@ -125,6 +125,23 @@ fn a_failed_run_has_a_timeline_with_the_failure() {
     assert!(trace.contains(wait) && trace.contains("\"name\":\"deadlock"), "{trace}");
 }
 
+#[kernel]
+fn ends_at_once() {}
+
+#[test]
+fn a_stream_does_not_take_the_row_of_one_that_was_dropped() {
+    let (trace, ran) = timeline(Simulation::new(1), "streams.json", |gpu| {
+        (0..4).try_for_each(|_| {
+            let stream = gpu.context().stream()?;
+            ends_at_once::args().grid(1).block(1).launch(&stream)?;
+            stream.synchronize()
+        })
+    });
+    ran.unwrap();
+    let row = |number| format!("\"thread_name\",\"args\":{{\"name\":\"stream {number}\"}}");
+    assert!((0..4).all(|number| trace.contains(&row(number))), "{trace}");
+}
+
 #[test]
 fn a_timeline_that_cannot_be_written_is_refused() {
     let path = PathBuf::from("/dev/null/timeline.json");

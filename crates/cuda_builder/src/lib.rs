@@ -45,7 +45,7 @@
 //!
 //! | variable | |
 //! |---|---|
-//! | `DEVCOMM_CUDA_ARCH` | the architecture, `sm_90a` |
+//! | `DEVCOMM_CUDA_ARCH` | the architecture, such as `sm_90a` |
 //! | `DEVCOMM_KERNEL_TOOLCHAIN` | `user` (cargo's toolchain), rustup's name or a folder |
 //! | `DEVCOMM_KERNEL_FILES` | names of the kernel files to build, separated by commas; else all |
 //! | `DEVCOMM_BUILD_SKIP=1`, `DOCS_RS` | build no kernels |
@@ -57,8 +57,10 @@
 //! # Safety model
 //!
 //! The unsafe code is LLVM's C interface, in one module, behind types that uphold its rules.
-//! Assumptions about NCCL's bitcode are proved on that bitcode first. LLVM runs in child processes,
-//! so that an abort of LLVM is an error here.
+//! The builder marks calls in NCCL's bitcode with attributes that LLVM then relies on: that a call
+//! through a cooperative group only reads the group. It adds them only after it has proved on the
+//! bitcode at hand that they are true. LLVM runs in child processes, so that an abort of LLVM is an
+//! error here.
 
 mod arch;
 mod artifact;

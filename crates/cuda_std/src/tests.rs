@@ -32,7 +32,8 @@
 //! # fn main() {}
 //! ```
 //!
-//! A store of elements of 8 bits, whose words have no place in a tile:
+//! A store of a register tile to a shared tile of 8-bit elements: a word of four of them has two
+//! elements of each of two rows, so it fits in no row of the tile:
 //!
 //! ```compile_fail,E0080
 //! use cuda_std::tile::{RegTile, SharedTile};

@@ -1,4 +1,4 @@
-//! Vectors of 16 bytes: the most that one thread loads or stores by one instruction.
+//! Vectors of 16 bytes: the most that one thread loads or stores by one instruction before sm_100.
 //!
 //! [`Vec16`] is the value that [`crate::mem::load_vec`] and [`crate::mem::store_vec`] move.
 //! [`Accumulate`] reduces such vectors in a wider type and rounds once at the end.

@@ -191,7 +191,8 @@ pub unsafe fn lower_registers<const N: u32>() {
 }
 
 /// Orders earlier register accesses before the products that follow. PTX:
-/// `wgmma.fence.sync.aligned`.
+/// `wgmma.fence.sync.aligned`. The simulator is stricter than PTX: after a [`fence_operand`] by
+/// which a thread gets sums, it requires the fence before the first product of other sums, too.
 ///
 /// # Safety
 ///

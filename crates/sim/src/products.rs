@@ -13,14 +13,17 @@ pub(crate) struct Products {
     /// The number of groups that the thread has waited for.
     ended: u32,
     in_flight: Vec<InFlight>,
-    /// Whether `wgmma.fence` has followed the last point at which the thread had sums in its
-    /// registers.
+    /// Whether `wgmma::fence` has been called since the last [`SumsStep::Fence`] that gave the
+    /// thread sums, which it may have accessed since. This is one flag for all sums of the thread,
+    /// although PTX needs the fence only before products of sums that the thread has accessed: so a
+    /// product of other sums that follows is refused, too. (Sums are known only by their address,
+    /// so sums that the thread has set since the fence cannot be told from those set before it.)
     fenced: bool,
 }
 
 /// Sums that are not in the thread's registers yet.
 struct InFlight {
-    /// The address at which the thread will read them.
+    /// The address of the array that stands for the thread's registers.
     address: usize,
     values: Vec<f32>,
     /// The group of the last product, from 1.
@@ -39,16 +42,17 @@ impl Products {
         self.ended = self.ended.max(self.committed.saturating_sub(pending));
     }
 
-    /// Records a `wgmma.fence`.
+    /// Records a call of `wgmma::fence`. (`wgmma::fence_operand` is [`SumsStep::Fence`].)
     pub(crate) fn fence(&mut self) {
         self.fenced = true;
     }
 
-    /// Performs a step of the sums that are at this place in the thread's registers.
+    /// Performs a step of the sums in an array, which stands for registers of the thread and is
+    /// identified by its address.
     ///
     /// # Errors
     ///
-    /// Fails for a product whose sums the thread may have written since the last `wgmma.fence`.
+    /// Fails for a product whose sums the thread may have written since the last `wgmma::fence`.
     pub(crate) fn step(
         &mut self,
         sums: &mut [f32],
@@ -76,14 +80,17 @@ impl Products {
                 }
                 sums.fill(f32::from_bits(POISON));
             }
-            // A first product of fenced sums; a fence of sums that are in the registers; or a fence
-            // before the wait for the product, after which the thread reads NaN.
+            // A first product after `wgmma::fence`; a `fence_operand` of sums that are in the
+            // registers; or one before the wait for their product, after which the thread reads
+            // NaN.
             _ => {}
         }
         Ok(())
     }
 
-    /// Ends the thread's products. Returns the line of one whose sums it has not waited for.
+    /// Ends the thread's products. Returns the line of a product whose sums have not come into the
+    /// registers: they do so at the `fence_operand` that follows the wait for the product's group,
+    /// so one of these two is missing.
     pub(crate) fn end(&mut self) -> Option<Site> {
         std::mem::take(self).in_flight.first().map(|sums| sums.at)
     }

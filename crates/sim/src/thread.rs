@@ -79,8 +79,9 @@ pub(crate) struct Thread {
     pub(crate) wait: Cell<Wait>,
     /// Result of the last warp operation: a value, and whether a shuffle's source was in range.
     pub(crate) result: Cell<(u32, bool)>,
-    /// Whether the last access is a read-modify-write that may have changed memory. (A thread whose
-    /// update changes nothing calls `spin` before its next access.)
+    /// Whether the last access is a read-modify-write that may have changed memory. (cuda_std calls
+    /// the hook `spin` after one that has changed nothing, since a loop of these may be a poll.
+    /// `spin` makes this false; so if it is true at the next access, memory has changed.)
     pub(crate) updating: Cell<bool>,
     /// Whether the thread is in a [named wait](crate::waits): [`state`](Self::state) describes it.
     pub(crate) in_named_wait: Cell<bool>,
@@ -90,9 +91,11 @@ pub(crate) struct Thread {
     pub(crate) coop_call: Cell<Option<CoopCall>>,
     /// Whether the thread has ended by returning from the kernel.
     pub(crate) returned: Cell<bool>,
-    /// The last plain loads, each of which has ended a slice.
+    /// The last plain loads, each of which has ended a slice: a thread that has made
+    /// [`SLICE`](crate::hooks::SLICE) accesses without a wait yields.
     pub(crate) repeated: Cell<RepeatedLoads>,
-    /// The addresses and the bytes of the last two reads of a poll, the last one first.
+    /// The address and the number of bytes of each of the last two reads of a poll, the last one
+    /// first.
     pub(crate) read: Cell<[(usize, usize); 2]>,
     /// The number of registers, if it has changed that (`setmaxnreg`); else 0.
     pub(crate) registers: Cell<u32>,
@@ -101,7 +104,8 @@ pub(crate) struct Thread {
     pub(crate) polled: Cell<[usize; 4]>,
     /// The handler that resumes the coroutine, after a fault, in a function that ends it.
     pub(crate) trap: Cell<Option<CoroutineTrapHandler<()>>>,
-    /// Values that accesses see or change instead of memory.
+    /// The memory that an access reads or changes instead of its own: an access that a mutation
+    /// removes, or an atomic load that sees an old value.
     pub(crate) scratch: Cell<u128>,
     /// The `wgmma`s in flight.
     pub(crate) products: RefCell<Products>,
@@ -162,7 +166,8 @@ pub(crate) struct Block {
     pub(crate) waits: RefCell<Option<(u64, String, Option<Site>)>>,
     /// The first read of memory that nothing had written.
     pub(crate) unwritten: RefCell<Option<Error>>,
-    /// Cooperative calls without a wait.
+    /// The calls of coops whose threads do not wait for each other in the call: the arguments of
+    /// the threads are compared.
     pub(crate) calls: RefCell<CallDivergence>,
     /// `mbarrier`s initialised so far.
     pub(crate) mbarriers: Cell<usize>,
@@ -182,7 +187,8 @@ impl Grid {
 }
 
 impl Block {
-    /// Records that the block has ended, or lets the next grid begin.
+    /// Records that the block does not keep the next grid from beginning any more: the block has
+    /// ended, or a thread of it has called `grid::launch_next`.
     pub(crate) fn trigger_next(&self) {
         if !self.has_triggered.replace(true) {
             self.grid.triggered_blocks.set(self.grid.triggered_blocks.get() + 1);

@@ -21,15 +21,15 @@ pub enum WorldError {
     /// Environment variables can no longer be set: other threads run, and may be reading the
     /// environment.
     #[error(
-        "{} must be set before this process starts threads, but it has {threads}; build the world \
-         at the start of main, or set the variables outside the program",
-        variables.join(" ")
+        "{} must be set before this process starts threads, but {}; build the world at the start \
+         of main, or set the variables outside the program",
+        variables.join(" "), how_many(*threads)
     )]
     EnvironmentInUse {
         /// Each as `NAME=value`.
         variables: Vec<String>,
-        /// Threads of this process.
-        threads: usize,
+        /// The number of threads of this process; `None` if they could not be counted.
+        threads: Option<usize>,
     },
     /// devcomm's RMA plugin, which [`GinLoopback`](crate::GinLoopback) enables, was not found.
     #[error("{not_found}")]
@@ -154,6 +154,14 @@ fn and_others(others: usize) -> String {
     }
 }
 
+/// Returns how many threads this process has.
+fn how_many(threads: Option<usize>) -> String {
+    match threads {
+        Some(threads) => format!("it has {threads}"),
+        None => "its threads could not be counted in /proc/self/task".to_owned(),
+    }
+}
+
 /// Returns which ranks make which call.
 fn by_call(calls: &[String]) -> String {
     let mut by_call: Vec<(&str, Vec<usize>)> = Vec::new();
@@ -183,6 +191,16 @@ pub(crate) fn ranks(list: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_that_could_not_be_counted_have_no_number() {
+        let text = |threads| {
+            let variables = vec!["A=1".to_owned()];
+            WorldError::EnvironmentInUse { variables, threads }.to_string()
+        };
+        assert!(text(Some(3)).contains("starts threads, but it has 3; build"), "{}", text(Some(3)));
+        assert!(text(None).contains("but its threads could not be counted"), "{}", text(None));
+    }
 
     #[test]
     fn missing_ranks_are_named_and_a_long_list_is_cut() {

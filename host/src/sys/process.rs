@@ -82,8 +82,8 @@ pub(crate) fn handles(signal: i32) -> bool {
 }
 
 /// Sends a signal to a child that has not been waited for, if the child has a handler for it. The
-/// signal would end a child without one, as a rank is before its world runs, whose handler of
-/// SIGUSR1 prints what the rank does.
+/// signal would end a child without one. A rank is such a child until its world runs: the world
+/// installs a handler of SIGUSR1, which prints what the rank does.
 pub(crate) fn send_if_handled(child: &Child, signal: i32) {
     if is_in_mask(&child.id().to_string(), "SigCgt", signal) {
         // SAFETY: `kill` has no requirements; the process id is the child's until it is waited for.
@@ -139,15 +139,15 @@ pub(crate) fn inherited_listener(descriptor: i32, port: u16) -> io::Result<TcpLi
 ///
 /// # Errors
 ///
-/// [`WorldError::EnvironmentInUse`] unless the calling thread is this process's only one, or there
-/// is nothing to set.
+/// [`WorldError::EnvironmentInUse`] unless the calling thread is known to be this process's only
+/// one, or there is nothing to set.
 pub(crate) fn set_variables(variables: &[(&'static str, OsString)]) -> Result<()> {
     if variables.is_empty() {
         return Ok(());
     }
-    // If the threads cannot be counted, assume more than one.
-    let threads = std::fs::read_dir("/proc/self/task").map_or(usize::MAX, Iterator::count);
-    if threads != 1 {
+    // If the threads cannot be counted, there may be more than one.
+    let threads = std::fs::read_dir("/proc/self/task").map(Iterator::count).ok();
+    if threads != Some(1) {
         let text = |(name, value): &(&str, OsString)| format!("{name}={}", value.display());
         let variables = variables.iter().map(text).collect();
         return Err(WorldError::EnvironmentInUse { variables, threads }.into());

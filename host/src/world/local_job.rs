@@ -19,7 +19,8 @@ use crate::sys::process::{die_with_parent, send_if_handled, spawn_with_listener}
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The time that the other ranks have, after one has failed, to report it and exit.
 const GRACE: Duration = Duration::from_secs(3);
-/// The time that ranks which have not exited then have to print their last operations.
+/// The time, after [`GRACE`], in which the ranks that still run print their last operations before
+/// they are killed.
 const PRINT_TIME: Duration = Duration::from_millis(500);
 
 /// Several processes of one program on this host, each one rank.
@@ -96,16 +97,20 @@ impl LocalJob {
         self
     }
 
-    /// Starts all ranks and waits for them. When one fails, the others are asked for their last
-    /// operations a few seconds later, and killed, unless they are to [survive](Self::survive).
-    /// SIGINT, SIGTERM and SIGHUP end all of them; SIGUSR1 makes them print their last operations,
-    /// if they have a handler for it.
-    /// The processes do not outlive the calling thread, however it ends.
+    /// Starts all ranks and waits for them. When a rank fails, the others have a few seconds to
+    /// end. Those that still run are then asked for their last operations, and killed half a second
+    /// later. If the ranks are to [survive](Self::survive), they are neither asked nor killed.
+    ///
+    /// SIGINT, SIGTERM and SIGHUP end all ranks; SIGUSR1 makes those that have a handler for it
+    /// print their last operations. The processes do not outlive the calling thread, however it
+    /// ends.
     ///
     /// # Errors
     ///
     /// [`WorldError::RankFailed`] names the rank that failed first and how it ended,
-    /// [`WorldError::SpawnFailed`], [`WorldError::Interrupted`].
+    /// [`WorldError::SpawnFailed`] a rank that could not be started, and
+    /// [`WorldError::Interrupted`] the signal that ended the job. [`Error::InvalidInput`] means
+    /// that the system refused a handler for one of the signals: then no rank was started.
     pub fn run(self) -> Result<()> {
         let signals = Signals::watch()?;
         let mut ranks = Ranks::start(&self)?;

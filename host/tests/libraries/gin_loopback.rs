@@ -55,7 +55,7 @@ fn with_other_threads_running_nothing_is_set() {
         scope.spawn(move || wait.recv());
         let error = World::builder().gin_loopback(loopback()).threads(2).unwrap_err();
         assert!(
-            matches!(&error, Error::World(WorldError::EnvironmentInUse { threads: 2, .. })),
+            matches!(&error, Error::World(WorldError::EnvironmentInUse { threads: Some(2), .. })),
             "{error}"
         );
         assert!(error.to_string().contains(" NCCL_GIN_TYPE=2 "), "{error}");

@@ -6,7 +6,8 @@ use super::prelude::*;
 /// The tokens that a block handles at a time: one for each lane of a warp.
 pub(super) const BATCH: u32 = warp::WARP_SIZE;
 
-/// The most counters: of each expert of all ranks, and of each rank.
+/// The most counters: one for each expert of all ranks (the launch requires that all ranks together
+/// have at most [`Shape::EXPERTS`]), and one for each rank.
 const COUNTERS: usize = Shape::EXPERTS + RANKS;
 
 /// A launch's arguments. The whole block calls the methods, or its first warp those for a batch.

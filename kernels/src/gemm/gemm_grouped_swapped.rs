@@ -116,7 +116,7 @@ unsafe impl<T: Half + Factor, S: Shape> Mainloop for Product<'_, T, S> {
         Persistent { tiles, steps: self.k.div_ceil(TILE_K) }
     }
 
-    /// Nothing is left to wait for: the groups were counted after the previous kernels.
+    /// Fetches the map. The groups were counted after the previous kernels, so no wait is left.
     fn prepare(&self, loader: u32) {
         tma::prefetch_map(if loader == LOADS_A { self.a } else { self.b });
     }

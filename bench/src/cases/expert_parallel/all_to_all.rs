@@ -12,11 +12,13 @@ use super::layer::{Layer, Operation, count_different, routing};
 use crate::cases::operation::memory;
 use crate::cases::prelude::*;
 
-/// Buffers of `ncclAlltoAll`, each with a chunk for each rank. All chunks are equally long: as long
-/// as the pair of ranks with the most rows needs. A token's row is in the chunk of each rank that
-/// has one of its experts, and its result is in the chunk that this rank returns. The buffers are
-/// filled once, in the order of the tokens, before anything is timed; results are those of experts
-/// that return their rows, and are not added up. Of two buffers the first is to send.
+/// Buffers of `ncclAlltoAll`, each with a chunk for each rank. All chunks have the same length,
+/// since NCCL requires it: that of the pair of ranks with the most rows. For dispatch, the chunk of
+/// a rank has the rows of this rank's tokens that have an expert there. For combine, the chunk of a
+/// rank has this rank's results for that rank's tokens. The buffers to send are filled once, in the
+/// order of the tokens, before anything is timed. The experts return their rows as they are, and
+/// the results that arrive are not added up. In each pair of buffers the first one is sent, and the
+/// second one receives.
 pub(super) struct AllToAll<'a> {
     layer: Rc<Layer<'a>>,
     nccl: &'a Nccl<'a>,

@@ -79,7 +79,8 @@ const ROUND: f64 = 440.0;
 /// Returns the expected time, in clocks of 1.9 GHz. The constants were fitted to 60 plans of each
 /// of 223 shapes on two H200 and of 190 on an H100.
 pub(super) fn clocks(plan: GemmPlan, shape: [u32; 3], room: ResidentClusters) -> f64 {
-    /// An unswapped product takes this many times as long as a swapped one with the same limits.
+    /// The time of an unswapped product relative to that of the swapped product with the transposed
+    /// shape and tiles, for which the model computes the same limits.
     const UNSWAPPED: f64 = 1.028;
     let factor = if matches!(plan, GemmPlan::Unswapped(_)) { UNSWAPPED } else { 1.0 };
     match plan.swapped(shape) {
@@ -92,9 +93,11 @@ pub(super) fn clocks(plan: GemmPlan, shape: [u32; 3], room: ResidentClusters) ->
     }
 }
 
-/// Returns the steps that a block loads at the same time, if the plan is possible.
+/// Returns the steps that a block loads at the same time, if the plan is possible: those of all
+/// stages of its shared memory. The kernel's `depth` is the number of steps of a stage.
 fn steps(plan: GemmPlan, tiling: Tiling, shape: [u32; 3], room: ResidentClusters) -> Option<u32> {
-    /// The least dynamic shared memory that a block of these kernels may have on Hopper.
+    /// Dynamic shared memory that a block of any of these kernels may have on Hopper: static memory
+    /// takes at most 1 of the block's 227 KiB.
     const SHARED: u32 = 226 << 10;
     let Tiling { rows, columns, cluster, slices } = tiling;
     let kernel = kernel_of(plan, (rows, columns), bf16::DATA_TYPE)?;
@@ -126,8 +129,8 @@ const POWER_OF_MEMORY: f64 = 4.32;
 
 /// [`clocks`] of [`GemmPlan::Wide`].
 fn wide([m, n, k]: [u32; 3], room: ResidentClusters) -> f64 {
-    /// Products of two terms by a multiprocessor in a clock: fewer than its 2,048, as a GPU that
-    /// multiplies all the time lowers its clock.
+    /// The multiply-adds of a multiprocessor in a clock of 1.9 GHz: fewer than the 2,048 that its
+    /// tensor cores can do, as a GPU that multiplies all the time lowers its clock.
     const MULTIPLIED: f64 = 2048.0 / 1.28;
     const LAUNCH: f64 = 4800.0;
     /// The L2 cache's rate for these tiles, relative to [`from_l2`], if rows begin within lines.
@@ -159,18 +162,19 @@ fn tiled(
     in_flight: f64,
     room: ResidentClusters,
 ) -> f64 {
-    /// Products of two terms by a multiprocessor in a clock.
+    /// The multiply-adds of a multiprocessor in a clock of 1.9 GHz.
     const MULTIPLIED: f64 = 2048.0 / 1.317;
     /// Clocks that a block takes for each row of its tile beyond the end of A.
     const BEYOND: f64 = 1.135;
     /// Bytes from the GPU's memory in a clock: for each multiprocessor if all read, and the most
     /// that one of them gets.
     const FROM_MEMORY: [f64; 2] = [18.7, 24.0];
-    /// The L2 cache sends once what neighbouring multiprocessors read at the same time: less of B
-    /// to blocks that compute whole tiles of a column, for each doubling of a cluster's blocks. It
-    /// is slower for blocks with other terms than their neighbours', for each doubling of a tile's
-    /// parts.
+    /// The L2 cache sends once what neighbouring multiprocessors read at the same time. Blocks that
+    /// compute whole tiles of the same column read the same rows of B: what is sent of B is divided
+    /// by 1 plus this number for each doubling of [`Cluster::splits`].
     const SAME_COLUMN: f64 = 0.077;
+    /// Neighbouring blocks that compute parts of one tile read different terms: the cache's rate is
+    /// multiplied by 1 minus this number for each doubling of the number of parts.
     const OTHER_TERMS: f64 = 0.051;
     const LAUNCH: f64 = 3236.0;
     /// The clocks for each further block of a cluster, and until blocks that share rows have met.

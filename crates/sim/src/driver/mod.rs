@@ -1,12 +1,16 @@
 //! The CUDA driver API of a simulated machine.
 //!
-//! Each function runs a closure on the machine's thread, through [`call`], except queries with a
-//! constant answer ([`query`]). Handles are never reused, so that a stale one is refused.
+//! A function that uses the machine's state runs a closure on the machine's thread, through
+//! [`call`] or [`call_until`]. The others run on the calling thread: those whose answer does not
+//! change while the machine lives ([`query`]), and those that use only what belongs to the calling
+//! thread, as its current context. Handles are never reused, so that a stale one is refused.
 //!
 //! # Safety
 //!
 //! The functions have the driver's contracts: output pointers are valid and host buffers have the
-//! given size. Both are used only during the call.
+//! given size. Output pointers and pageable buffers are used only during the call. A stream uses
+//! the pinned buffer of a copy after the call, until the copy has ended or the machine has failed.
+//! The simulator itself owns pinned memory, and checks before each access that it is allocated.
 
 mod context;
 pub(crate) mod event;
@@ -98,7 +102,9 @@ fn call_until(
                 Some(Effect::Hang) => Poll::Pending,
                 _ => body(&CallContext { core, current, entry: *entry }),
             };
-            // A thread that asks again and again waits.
+            // A host thread may wait in a loop of queries that return at once. Every 256th query in
+            // vain therefore blocks until something happens, or until the GPUs can do no more
+            // (`HostState`), so that the machine sees that the thread waits.
             let host = &core.gpus.host;
             let poll = match poll {
                 Poll::Ready(Err(error)) if error.code == NOT_READY && host.is_paused() => {
@@ -127,7 +133,9 @@ fn call_until(
     code_of(outcome.flatten())
 }
 
-/// Answers a query whose answer is constant for the life of the machine, without a turn.
+/// Answers a query whose answer is constant for the life of the machine. `body` runs on the calling
+/// thread, which needs no turn: it does not wait for the machine's baton, which one host thread has
+/// at a time.
 fn query(name: &'static str, body: impl Fn(&Simulation) -> CudaResult<()>) -> CUresult {
     let answer = Client::with(|client| {
         let Shared { faults, simulation, .. } = &**client.shared();

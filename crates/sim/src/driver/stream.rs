@@ -94,6 +94,8 @@ impl Queued {
 
 /// One stream.
 pub(crate) struct Stream {
+    /// The program's handle, or [`default_of`](Self::default_of) the GPU.
+    handle: u64,
     gpu: usize,
     queue: RefCell<VecDeque<Queued>>,
     /// The order of its operations, for the detection of races.
@@ -105,9 +107,9 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    pub(crate) fn new(gpu: usize, races: &Races) -> Self {
+    pub(crate) fn new(handle: u64, gpu: usize, races: &Races) -> Self {
         let (queue, destroyed, capturing) = Default::default();
-        Self { gpu, queue, sequence: races.host_sequence(), destroyed, capturing }
+        Self { handle, gpu, queue, sequence: races.host_sequence(), destroyed, capturing }
     }
 
     /// Returns the handle of a GPU's default stream, which programs do not know.
@@ -202,7 +204,7 @@ impl Stream {
     fn record(&self, timeline: &Timeline, Queued { op, began: begin, .. }: &Queued) {
         let (begin, rank, waits, at) = (*begin, self.gpu, false, None);
         timeline.span(|end| {
-            let row = timeline.stream(rank, std::ptr::from_ref(self).addr());
+            let row = timeline.stream(rank, self.handle);
             Span { rank, row, begin, end, name: op.name(), waits, at }
         });
     }
@@ -329,10 +331,8 @@ impl CallContext<'_> {
 pub(super) unsafe fn create(stream: *mut CUstream, _flags: c_uint) -> CUresult {
     call("cuStreamCreate", |cx| {
         let handle = cx.core.new_handle();
-        cx.core
-            .streams
-            .borrow_mut()
-            .insert(handle, Rc::new(Stream::new(cx.gpu()?, &cx.core.memory.races)));
+        let new = Stream::new(handle, cx.gpu()?, &cx.core.memory.races);
+        cx.core.streams.borrow_mut().insert(handle, Rc::new(new));
         // SAFETY: the program passes a valid out pointer, as CUDA requires.
         unsafe { stream.write(handle as CUstream) };
         Ok(())

@@ -87,7 +87,10 @@ impl Core {
         let memory = Rc::new(Memory::new(Races::new(simulation.races, simulation.weak)));
         let gpus = Gpus::new(simulation, Rc::clone(&memory));
         let devices = (0..simulation.gpus).map(|_| Device::default()).collect();
-        let default = |gpu| (Stream::default_of(gpu), Rc::new(Stream::new(gpu, &memory.races)));
+        let default = |gpu| {
+            let handle = Stream::default_of(gpu);
+            (handle, Rc::new(Stream::new(handle, gpu, &memory.races)))
+        };
         let streams = RefCell::new((0..simulation.gpus).map(default).collect());
         Self {
             shared,

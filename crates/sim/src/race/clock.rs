@@ -44,7 +44,7 @@ pub(super) struct Agent {
 }
 
 impl Agent {
-    /// Returns the operation itself, if it is not a kernel.
+    /// Returns the only agent of an operation that is not a kernel, such as a copy.
     pub(super) fn of_op(op: OpId) -> Self {
         Self { op, block: 0, number: 0 }
     }
@@ -281,11 +281,13 @@ pub(crate) struct Clock {
     /// The part of `seen` that a `fence.proxy.async` separates from what follows: the writes to
     /// shared and to global memory that asynchronous copies and `wgmma` may read.
     pub(super) fenced: [Rc<View>; 2],
-    /// The part of `seen` that is visible to all, which later posts pass on even if they release
-    /// nothing: what precedes the start of a kernel, or a fence of the system's scope.
+    /// The part of `seen` that is visible to all GPUs: what precedes the start of a kernel, or a
+    /// fence of the system's scope. A thread that acquires the signal of a network operation knows
+    /// this part of its poster's clock, even if the operation releases nothing.
     pub(super) visible: Rc<View>,
     /// The accesses that have ended although nothing makes them visible, as after a shuffle or a
-    /// relaxed barrier: later writes do not disturb these reads and asynchronous operations.
+    /// relaxed barrier. A later write does not race with one of them that is a read, or that an
+    /// asynchronous agent has made, since it can no longer change what that access reads or writes.
     pub(super) passed: Rc<View>,
 }
 
@@ -391,7 +393,8 @@ impl Clock {
         self.passed.covers(agent, time, places) || self.seen.covers(agent, time, places)
     }
 
-    /// Returns whether both are clones of one release's clock: each has a `seen` of its own.
+    /// Returns whether both are clones of the clock of the same release. Clones share `seen`, and
+    /// the clocks of two releases do not, since each release makes a new view.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         Rc::ptr_eq(&self.seen, &other.seen)
     }

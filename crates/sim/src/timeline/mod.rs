@@ -73,8 +73,8 @@ pub(crate) struct Timeline {
     path: Option<PathBuf>,
     now: Cell<u64>,
     record: RefCell<Record>,
-    /// The ranks and addresses of streams.
-    streams: RefCell<Vec<(usize, usize)>>,
+    /// The rank and the handle of each stream with an operation, in the order of their first ones.
+    streams: RefCell<Vec<(usize, u64)>>,
 }
 
 /// Checks that a timeline can be written to a file, which it creates.
@@ -105,14 +105,14 @@ impl Timeline {
     }
 
     /// Returns the row of a rank's stream. Streams are numbered in the order of their first
-    /// operations.
-    pub(crate) fn stream(&self, rank: usize, address: usize) -> Row {
+    /// operations. A handle stands for one stream, since handles are never reused.
+    pub(crate) fn stream(&self, rank: usize, handle: u64) -> Row {
         let mut streams = self.streams.borrow_mut();
-        if !streams.contains(&(rank, address)) {
-            streams.push((rank, address));
+        if !streams.contains(&(rank, handle)) {
+            streams.push((rank, handle));
         }
         let mut of_rank = streams.iter().filter(|(other, _)| *other == rank);
-        Row::Stream(of_rank.position(|(_, other)| *other == address).unwrap_or(0))
+        Row::Stream(of_rank.position(|(_, other)| *other == handle).unwrap_or(0))
     }
 
     /// Records a span that ends now.

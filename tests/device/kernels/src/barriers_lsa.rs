@@ -20,7 +20,9 @@ fn order(n: u32) -> MemoryOrder {
 }
 
 /// Repeats `rounds` times: this rank writes to every peer, calls `sync` (barrier `index` of
-/// `coop`), and checks what the peers wrote. Returns the number of errors.
+/// `coop`), checks what the peers wrote, and calls `sync` again, so that no peer writes before the
+/// check. `sync` gets the number of the call, from 0 to `2 * rounds - 1`. Returns the number of
+/// errors.
 fn exchange(
     comm: &DevComm,
     mail: Words,
@@ -33,7 +35,8 @@ fn exchange(
     let (l, row) = (team.n_ranks as u32, (index * team.n_ranks as u32) as usize);
     let mut wrong = 0;
     let mut step = 0;
-    // `sync` is called in one place only, so that it is inlined.
+    // A step has one call of `sync`, and even steps have the writes and the check. So `sync` is
+    // called in one place only, and is inlined.
     while step < 2 * rounds {
         let (round, writes) = (step / 2, step.is_multiple_of(2));
         let mut p = coop.thread_rank();
@@ -47,7 +50,8 @@ fn exchange(
         sync(step);
         let mut p = coop.thread_rank();
         while writes && p < l {
-            // SAFETY: the window has a row for each rank.
+            // SAFETY: the row has a word for each rank; the barrier is between the peer's write and
+            // this load.
             let got = unsafe { mail.local().load(row + p as usize) };
             wrong += u64::from(got != u64::from(round * 100 + p));
             p += coop.size();
@@ -180,8 +184,8 @@ pub unsafe fn lsa_with_raw(comm: DevComm, mail: Words, out: Words, extra: Extra,
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// Sets the epochs of all barriers to `n` before they wrap around. It runs before the kernel that
-/// uses the barriers.
+/// Sets the epochs of all barriers, which count syncs in 32 bits, to `n` below the largest one, so
+/// that they wrap around in the next kernel, which uses the barriers.
 #[kernel]
 pub unsafe fn lsa_near_the_end(comm: DevComm, _mail: Words, _out: Words, extra: Extra, n: u32) {
     let (barriers, ranks) = (extra.lsa.n_barriers as usize, comm.lsa_team().n_ranks as usize);

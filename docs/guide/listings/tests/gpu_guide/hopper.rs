@@ -108,7 +108,9 @@ fn a_wide_product_is_added_in_both_ranks(rank: &Rank) -> Result<(), Error> {
     let b = gpu.map(B, [n, k], wide::HALF)?;
     let c = gpu.map(C, [m, n], wide::STORE_M)?;
     let Gpu { dev, memory, matrices: [.., to], .. } = &gpu;
-    // One cluster computes both tiles: its idle warps add the first one.
+    // The two blocks are one cluster, and a column has two tiles (128 + 22 rows), one for each
+    // block. There are two columns, so each block computes two tiles: while it multiplies the
+    // second one, its idle warps add what the peers have sent of the first one.
     let config = LaunchConfig::new(2, wide::THREADS).with_dynamic_shared(wide::Memory::BYTES);
     let [rows, columns, terms] = shape.map(|extent| extent as u32);
     gpu.check(shape, || {
@@ -121,7 +123,8 @@ fn a_wide_product_is_added_in_both_ranks(rank: &Rank) -> Result<(), Error> {
 
 #[devcomm::test(ranks = 2)]
 fn a_product_of_few_rows_is_added_in_both_ranks(rank: &Rank) -> Result<(), Error> {
-    // Two tiles of rows, of which the second has few, and one of columns that is cut off.
+    // Two rows of tiles, of which the second has only 6 of 64 rows, and five columns of tiles, of
+    // which the last has only 8 of 64 columns.
     let shape @ [m, n, k] = [70, 264, 136];
     let capacity = few::slots(m, n).unwrap();
     let gpu = Gpu::new(rank, shape, capacity)?;
