@@ -28,7 +28,8 @@ pub(super) struct Dispatch<'a, T> {
 pub(super) struct Shared {
     /// Counters of the rows of each expert of all ranks, and then of the tokens for each rank.
     counters: Counters,
-    /// The first row of each expert, with the rows of all ranks one after the other.
+    /// The first row of each expert, as if the rows that all ranks receive were in one array, those
+    /// of a rank after those of the previous one; and then the end of that array.
     starts: Words,
     /// The experts of each token of a batch, or [`NONE`], and the places of its rows.
     experts: Words,
