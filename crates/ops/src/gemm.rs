@@ -293,8 +293,8 @@ impl Gemm {
     }
 
     /// Returns the plans for a shape as [`expected`](Self::expected) does, without those that the
-    /// model expects to take more than `times` as long as its fastest. `tuned` returns the plan that
-    /// was measured on this machine.
+    /// model expects to take more than `times` as long as its fastest. `tuned` returns the plan
+    /// that was measured on this machine.
     fn modelled(
         &self,
         extents: Extents,

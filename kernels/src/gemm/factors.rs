@@ -56,8 +56,8 @@ impl<T: GemmFactor, E: Epilogue, F> Product<'_, T, E, F> {
         self.memory.tile(stage * STAGE_BYTES + A_BYTES)
     }
 
-    /// Loads a step's tile of A, and half of its tile of B to both blocks of the cluster. The source
-    /// is the map of A, and the first rows of A and B.
+    /// Loads a step's tile of A, and half of its tile of B to both blocks of the cluster. The
+    /// source is the map of A, and the first rows of A and B.
     pub(super) fn load_factors(
         &self,
         &(a, row, b_row): &(&TensorMap, u32, u32),

@@ -106,8 +106,8 @@ impl<const GROUP: u32> GroupTiles<GROUP> {
         self.groups.count.div_ceil(PARTS)
     }
 
-    /// Returns how many rows of tiles a part has: none after the last part. The conditions are those
-    /// of [`new`](Self::new).
+    /// Returns how many rows of tiles a part has: none after the last part. The conditions are
+    /// those of [`new`](Self::new).
     unsafe fn rows_of_part(&self, part: u32) -> u32 {
         let (mut rows, begin) = (0, part * self.part_len());
         let end = (begin + self.part_len()).min(self.groups.count);
