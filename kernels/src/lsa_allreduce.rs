@@ -1,8 +1,9 @@
 //! All-reduce (sum) by load and store within the LSA team, in two steps: every rank sums its slice
 //! of all ranks' inputs, and stores the sum to all ranks.
 //!
-//! `lsa_reduce_copy` of `nccl_device` does the same for any operator and offset. This kernel relies
-//! on the alignment of windows and computes each rank's slice itself, which saves 0.2 us.
+//! `lsa_reduce_copy` of `nccl_device` does the same for any operator and any offset, in a kernel of
+//! 25 lines (`bench/kernels/src/reduce_copy.rs`). This kernel relies on the 16-byte alignment of
+//! windows and computes each rank's slice itself, which saves 0.2 us before the first load.
 
 use crate::prelude::*;
 
@@ -66,35 +67,64 @@ unsafe fn sum_slice<T: Accumulate, const N: usize, const UNROLL: usize>(
         let peer = ((team.rank as usize + i) % N) as i32;
         (from[i], to[i]) = (send.lsa(peer), recv.lsa(peer));
     }
-    // A row is one vector per thread of the grid; UNROLL rows are in flight. A row's index is
-    // computed again for its stores: until then, it would take registers.
+    // A row is one vector per thread of the grid; UNROLL rows are in flight.
     let row = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
     let (begin, end) = slice_of::<T>(team, count);
-    for first in Strided::new(begin + thread::index_1d() as usize, end, UNROLL * row) {
-        let mut loaded = [[Vec16::<T>::from_bits([0; 4]); N]; UNROLL];
-        // SAFETY: the slice's vectors are below `count`; the caller guarantees the rest.
-        unsafe {
-            for u in 0..UNROLL {
-                let at = hint::opaque_usize(first) + u * row;
-                if at < end {
-                    for i in 0..N {
-                        loaded[u][i] = from[i].load_vec(at * Vec16::<T>::LANES);
-                    }
-                }
+    let mut at = begin + thread::index_1d() as usize;
+    let mut loaded = [[Vec16::<T>::from_bits([0; 4]); N]; UNROLL];
+    // SAFETY: the vectors are in this rank's slice, so below `count`; the caller ensures the rest.
+    unsafe {
+        while at + (UNROLL - 1) * row < end {
+            for (u, parts) in loaded.iter_mut().enumerate() {
+                load_each(&from, at + u * row, parts);
             }
-            for u in 0..UNROLL {
-                let at = hint::opaque_usize(first) + u * row;
-                if at < end {
-                    let mut sum = T::widen(loaded[u][0]);
-                    for i in 1..N {
-                        T::add(&mut sum, loaded[u][i]);
-                    }
-                    for i in 0..N {
-                        to[i].store_vec(at * Vec16::<T>::LANES, T::narrow(sum));
-                    }
-                }
+            for (u, parts) in loaded.iter().enumerate() {
+                store_each(&to, at + u * row, sum_of(parts));
+            }
+            at += UNROLL * row;
+        }
+        // The remaining rows, fewer than UNROLL, are also in flight together.
+        for (u, parts) in loaded.iter_mut().enumerate() {
+            if at + u * row < end {
+                load_each(&from, at + u * row, parts);
             }
         }
+        for (u, parts) in loaded.iter().enumerate() {
+            if at + u * row < end {
+                store_each(&to, at + u * row, sum_of(parts));
+            }
+        }
+    }
+}
+
+/// Loads vector `at` from each rank. The conditions are those of [`LsaPtr::load_vec`].
+unsafe fn load_each<T: Accumulate, const N: usize>(
+    from: &[LsaPtr<T>; N],
+    at: usize,
+    parts: &mut [Vec16<T>; N],
+) {
+    let at = at * Vec16::<T>::LANES;
+    for (part, from) in parts.iter_mut().zip(from) {
+        // SAFETY: the vector is below the window's end, as the caller guarantees.
+        *part = unsafe { from.load_vec(at) };
+    }
+}
+
+/// Returns the sum of one vector of each rank.
+fn sum_of<T: Accumulate, const N: usize>(parts: &[Vec16<T>; N]) -> Vec16<T> {
+    let mut sum = T::widen(parts[0]);
+    for part in &parts[1..] {
+        T::add(&mut sum, *part);
+    }
+    T::narrow(sum)
+}
+
+/// Stores vector `at` to each rank. The conditions are those of [`LsaPtr::store_vec`].
+unsafe fn store_each<T: Accumulate, const N: usize>(to: &[LsaPtr<T>; N], at: usize, sum: Vec16<T>) {
+    let at = at * Vec16::<T>::LANES;
+    for to in to {
+        // SAFETY: the vector is below the window's end, as the caller guarantees.
+        unsafe { to.store_vec(at, sum) };
     }
 }
 
