@@ -4,8 +4,7 @@ use super::prelude::*;
 
 /// The step between the sums of a product and C. It is a parameter of the kernel: a user's kernel
 /// calls the `product` of [`gemm_wgmma`](super::gemm_wgmma), [`gemm_swapped`](super::gemm_swapped)
-/// or [`gemm_mma`](super::gemm_mma) with it. [`Fused`] is that of the shipped kernels. Only
-/// `gemm_swapped` calls `begin`, `send_early` and `end`.
+/// or [`gemm_mma`](super::gemm_mma) with it. [`Fused`] is that of the shipped kernels.
 ///
 /// ```text
 /// /// The positive sums in bf16, each row times a number.
@@ -32,10 +31,11 @@ pub trait Epilogue: Copy {
     /// of C, when the kernels before a dependent launch have ended.
     fn apply<F: Fragment>(&self, sums: &mut F);
 
-    /// Whether [`send_early`](Self::send_early) does anything.
+    /// Whether [`send_early`](Self::send_early) does anything; only `gemm_swapped` calls it.
     const SENDS_EARLY: bool = false;
 
-    /// Returns the epilogue of a launch. Threads that multiply call it before the first product.
+    /// Returns the epilogue of a launch. Threads that multiply call it before the first product;
+    /// only [`gemm_swapped`](super::gemm_swapped) calls it.
     #[must_use]
     fn begin(self) -> Self {
         self
@@ -45,7 +45,8 @@ pub trait Epilogue: Copy {
     /// tile before `apply` is called for any.
     fn send_early<F: Fragment>(&self, _sums: &mut F) {}
 
-    /// Ends a launch. The block's `threads` that multiply call it after the last tile.
+    /// Ends a launch. The block's `threads` that multiply call it after the last tile; only
+    /// [`gemm_swapped`](super::gemm_swapped) calls it.
     fn end(&self, _threads: u32) {}
 
     /// Returns whether `apply` changes nothing. Kernels then skip its code once for each tile: that

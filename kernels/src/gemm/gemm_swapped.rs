@@ -12,7 +12,7 @@ use cuda_std::wgmma::Factor;
 
 use super::prelude::*;
 pub use super::shapes::*;
-use super::swapped_tiles::{Block, SlicedSchedule, Target, WARPGROUP_BARRIER};
+use super::swapped_tiles::{Block, Target, WARPGROUP_BARRIER};
 
 /// Terms of one `wgmma`.
 const TERMS: u32 = 16;
@@ -101,7 +101,10 @@ pub(super) unsafe fn compute<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: 
     slices: Option<Slices>,
     epilogue: E,
 ) {
-    let division = if S::SHARES { division } else { Division { across: 1, down: 1, ..division } };
+    let division = match S::SHARES {
+        true => division,
+        false => Division { across: 1, down: 1, ..division },
+    };
     let Division { across, down, .. } = division;
     let splits = quotient(cluster::size(), across * down);
     let place = quotient(cluster::rank(), splits);
@@ -110,7 +113,7 @@ pub(super) unsafe fn compute<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: 
     let columns = quotient(n.div_ceil(S::N) + across - 1, across);
     // SAFETY: the caller guarantees the matrices. Only this block's barriers use the words.
     unsafe {
-        let block = Block::<S> {
+        let block = Block::<T, S, E> {
             memory: TileMemory::dynamic(),
             received: MBarrier::at(shared_array![u64; 1]),
             drained: MBarrier::at(shared_array![u64; 1]),
@@ -130,11 +133,11 @@ pub(super) unsafe fn compute<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: 
             column,
             division,
             slices,
+            epilogue,
+            is_plain: epilogue.is_identity(),
             shape: PhantomData,
         };
-        let is_plain = epilogue.is_identity();
-        Swapped { block, maps: [b, a], target, epilogue, is_plain, element: PhantomData::<T> }
-            .run();
+        Product { block, maps: [b, a], target }.run();
     }
 }
 
@@ -148,45 +151,81 @@ fn remainder(number: u32, power: u32) -> u32 {
     number & (power - 1)
 }
 
-/// Returns the ranks in the cluster, as bits, of `blocks` blocks that are `distance` apart, a power
-/// of two; this block is the one with this `index`.
-fn ranks(blocks: u32, index: u32, distance: u32) -> u16 {
-    // A byte with every `distance`-th bit, for the distances 1, 2, 4 and 8 from the lowest byte on.
-    // A `match` would be a table in global memory, which delays the first load.
-    let pattern = 0x01_11_55_ff_u32 >> (8 * distance.trailing_zeros()) & 0xff;
-    let first = cluster::rank() - index * distance;
-    ((pattern & ((1 << (blocks * distance)) - 1)) << first) as u16
+/// The blocks of a cluster that load the same rows of a factor, each a part for all.
+#[derive(Clone, Copy)]
+struct Share {
+    blocks: u32,
+    /// This block's place among them.
+    index: u32,
+    /// The ranks of these blocks in the cluster, as bits.
+    ranks: u16,
+}
+
+impl Share {
+    /// Returns the share of the block with this `index`. The ranks of the blocks are `distance`
+    /// apart, a power of two.
+    fn of(blocks: u32, index: u32, distance: u32) -> Self {
+        // A byte with every `distance`-th bit, for the distances 1, 2, 4 and 8 from the lowest byte
+        // on. A `match` would be a table in global memory, which delays the first load.
+        let pattern = 0x01_11_55_ff_u32 >> (8 * distance.trailing_zeros()) & 0xff;
+        let first = cluster::rank() - index * distance;
+        let ranks = ((pattern & ((1 << (blocks * distance)) - 1)) << first) as u16;
+        Self { blocks, index, ranks }
+    }
 }
 
 /// The product's part of the main loop.
-struct Swapped<'a, T, S, E, C> {
-    block: Block<S>,
+struct Product<'a, T, S, E, C> {
+    block: Block<T, S, E>,
     /// The maps of B and A.
     maps: [&'a TensorMap; 2],
     target: C,
-    epilogue: E,
-    /// [`Epilogue::is_identity`], asked before the products, while there is time.
-    is_plain: bool,
-    element: PhantomData<T>,
+}
+
+/// The tiles of a [`Schedule`], or slices of their terms.
+#[derive(Clone, Copy)]
+struct SlicedSchedule {
+    schedule: Schedule,
+    slices: Option<Slices>,
+}
+
+impl Scheduler for SlicedSchedule {
+    type Work = Work;
+
+    fn first(&self) -> Option<Work> {
+        self.schedule.first()
+    }
+
+    fn next(&self, work: Work) -> Option<Work> {
+        self.schedule.next(work)
+    }
+
+    fn steps(&self, work: Work) -> (u32, u32) {
+        let Some(Slices { count, .. }) = self.slices else { return self.schedule.steps(work) };
+        let first = |slice| slice * self.schedule.steps / count;
+        let slice = work.tile % count;
+        (first(slice), first(slice + 1))
+    }
 }
 
 /// The division of the registers, which gives more of them to the sums of tall tiles.
 struct RaisedRegisters<S>(PhantomData<S>);
 
 impl<S: Shape> RegisterSplit for RaisedRegisters<S> {
-    const REGISTERS: Option<[u32; 2]> = if S::M > 128 { IdleRegisters::REGISTERS } else { None };
+    const REGISTERS: Option<[u32; 2]> = if S::M > 128 { Some([232, 40]) } else { None };
 
     unsafe fn raise() {
         if S::M > 128 {
-            // SAFETY: the contract is the same.
-            unsafe { IdleRegisters::raise() }
+            // SAFETY: the caller is a whole multiplying warpgroup. A kernel of at most 384 threads
+            // launches with 168 registers each: 2 * 232 + 40 is 3 * 168; 232 + 40 is less than two.
+            unsafe { wgmma::raise_registers::<232>() }
         }
     }
 
     unsafe fn lower() {
         if S::M > 128 {
-            // SAFETY: the contract is the same.
-            unsafe { IdleRegisters::lower() }
+            // SAFETY: the caller is the whole warpgroup that loads, which needs no more.
+            unsafe { wgmma::lower_registers::<40>() }
         }
     }
 }
@@ -197,11 +236,7 @@ struct Source {
     /// Rows of the other factor before this one's in each stage, and rows of this factor there.
     skipped: u32,
     height: u32,
-    /// The blocks of the cluster that load these rows, each a part for all; this block's place
-    /// among them, and their ranks as bits.
-    blocks: u32,
-    index: u32,
-    ranks: u16,
+    share: Share,
     /// Whether no other block needs the rows.
     once: bool,
 }
@@ -225,7 +260,7 @@ struct State<E> {
 
 // SAFETY: a stage's loads have as many bytes as `expect` announces, and `compute` only multiplies.
 unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
-    for Swapped<'_, T, S, E, C>
+    for Product<'_, T, S, E, C>
 {
     type Schedule = SlicedSchedule;
     type Registers = RaisedRegisters<S>;
@@ -285,34 +320,32 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
     }
 
     fn source(&self, loader: u32, work: Work) -> Source {
-        let Block { division, schedule, end, .. } = self.block;
+        let Block { division, schedule, row, column, end, .. } = self.block;
         let Division { across, down, .. } = division;
         let origin = self.block.origin(work.tile);
         if loader == 0 {
-            let (index, once) = (self.block.row, end.0 <= S::M);
-            let ranks = ranks(down, index, schedule.splits * across);
+            let share = Share::of(down, row, schedule.splits * across);
             let (row, _) = self.block.loaded_b(origin.1);
-            Source { row, skipped: 0, height: S::N, blocks: down, index, ranks, once }
+            Source { row, skipped: 0, height: S::N, share, once: end.0 <= S::M }
         } else {
-            let (index, once) = (self.block.column, false);
-            let ranks = ranks(across, index, schedule.splits);
+            let share = Share::of(across, column, schedule.splits);
             // A tile beyond C is multiplied too, by rows that exist.
             let row = if origin.0 < end.0 { origin.0 } else { 0 };
-            Source { row, skipped: S::N, height: S::M, blocks: across, index, ranks, once }
+            Source { row, skipped: S::N, height: S::M, share, once: false }
         }
     }
 
     fn load(&self, source: &Source, step: u32, stage: &EmptyStage) {
-        let &Source { row, skipped, height, blocks, index, ranks, once } = source;
+        let &Source { row, skipped, height, share, once } = source;
         let factor = self.maps[stage.loader() as usize];
-        let part = index * quotient(height, blocks);
+        let part = share.index * quotient(height, share.blocks);
         stage.expect(S::DEPTH * height * 128);
         for depth in 0..S::DEPTH {
-            let to = self.block.tile::<T>(stage.number(), skipped, height, depth);
+            let to = self.block.tile(stage.number(), skipped, height, depth);
             let term = step * S::K + depth * TILE_K;
-            if blocks > 1 {
+            if share.blocks > 1 {
                 let to = to.rows::<8>(part);
-                stage.load_multicast(to, factor, row + part, term, ranks);
+                stage.load_multicast(to, factor, row + part, term, share.ranks);
             } else if once {
                 stage.load_once(to, factor, row, term);
             } else {
@@ -322,7 +355,7 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
     }
 
     fn state(&self, group: &Warpgroup) -> State<E> {
-        let Block { division, schedule, row, column, .. } = &self.block;
+        let Block { division, schedule, row, column, epilogue, .. } = &self.block;
         let (across, thread) = (division.across, group.thread());
         let above = thread.wrapping_sub(across); // Used by the threads from `across` on.
         let place = if thread < across {
@@ -331,7 +364,7 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
             (above + u32::from(above >= *row)) * across + column
         };
         State {
-            epilogue: self.epilogue.begin(),
+            epilogue: epilogue.begin(),
             releasing: thread < across + division.down - 1,
             releases: place * schedule.splits + schedule.rank,
             first: 0,
@@ -363,8 +396,8 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
             wgmma::fence();
             for term in Strided::new(0, S::K, TERMS) {
                 let (depth, column) = (term / TILE_K, term % TILE_K);
-                let a = self.block.tile::<T>(stage, S::N, S::M, depth).factor();
-                let b = self.block.tile::<T>(stage, 0, S::N, depth);
+                let a = self.block.tile(stage, S::N, S::M, depth).factor();
+                let b = self.block.tile(stage, 0, S::N, depth);
                 let b = b.rows::<WARPGROUP_N>(state.first).factor();
                 let (a, b) = (a.columns_from(column), b.columns_from(column));
                 wgmma::multiply(sums, b, a, !first || term > 0);
@@ -374,7 +407,7 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
     }
 
     fn finish(&self, group: &Warpgroup, state: &mut State<E>, work: Work, sums: &mut S::Sums) {
-        let &Self { ref block, target, .. } = self;
+        let Self { block, target, .. } = self;
         if !state.waited {
             grid::wait_for_previous();
             state.waited = true;
@@ -388,18 +421,18 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
             }
             if !block.has_all(work.tile, sums) {
                 // Another block stores the tile.
-            } else if self.is_plain {
+            } else if block.is_plain {
                 let plain = Identity::<E::Output>::new();
-                block.store_tile(target, sums, split, state.origin, plain);
+                block.store_tile(*target, sums, split, state.origin, plain);
             } else {
-                block.store_tile(target, sums, split, state.origin, state.epilogue);
+                block.store_tile(*target, sums, split, state.origin, state.epilogue);
             }
         }
         if work.split {
             state.split += 1;
             let thread = group.thread();
             // Nothing is sent to a block that may have ended.
-            if self.schedule().next(work).is_some() {
+            if block.schedule.next(work).is_some() {
                 // All warps have read the slots, which are written again after this.
                 thread::named_barrier_sync(WARPGROUP_BARRIER + group.index(), 128);
                 if thread < block.schedule.splits {

@@ -10,7 +10,7 @@ use cuda_std::wgmma::Factor;
 use super::gemm_swapped::compute;
 use super::prelude::*;
 use super::shapes::*;
-use super::swapped_tiles::{Block, Part, Target};
+use super::swapped_tiles::{Block, Groups, Part, Target};
 
 /// Computes `C = A x B^T` in bf16 or f16, with an epilogue, for few columns of C, on Hopper.
 ///
@@ -71,15 +71,16 @@ pub unsafe fn gemm_unswapped_sliced<T: Half + Factor + Element, S: Shape>(
 struct Rows<T>(*mut T);
 
 impl<C: Half + Element> Target for Rows<C> {
-    unsafe fn store<S: Shape, E: Epilogue<Output: Half>>(
+    fn prefetch(self) {}
+
+    unsafe fn store<T: Factor, S: Shape, E: Epilogue<Output: Half>, P: Epilogue<Output: Half>>(
         self,
-        block: &Block<S>,
-        mut part: Part<S>,
-        epilogue: E,
+        block: &Block<T, S, E>,
+        Groups { first, count, origin: (column, _), mut part }: Groups<S>,
+        epilogue: P,
     ) {
         let (n, m) = block.end; // Of the product of B and A.
-        let Part { first, count, origin: (column, _), column: row, end: (end, _), .. } = part;
-        let lane = warp::lane_id();
+        let (lane, row, end) = (warp::lane_id(), part.column, part.end.0);
         part.end = (m, n);
         let eights = if count - first < STORE_EIGHTS { count - first } else { STORE_EIGHTS };
         let mut part = Columns { part, eights };
@@ -88,7 +89,7 @@ impl<C: Half + Element> Target for Rows<C> {
         // Of each eight columns of a row, the four lanes of a quad have two each: they exchange
         // them, so that each has all eight of one group.
         let [upper, lower] = [0, 2].map(|half| {
-            [0, 4, 8, 12].map(|eight| E::Output::pack([sums[eight + half], sums[eight + half + 1]]))
+            [0, 4, 8, 12].map(|eight| P::Output::pack([sums[eight + half], sums[eight + half + 1]]))
         });
         let group = lane % 4;
         let column = column + 8 * (first + group);

@@ -1,7 +1,7 @@
 //! What happens to the sums of a tile of [`gemm_swapped`](super::gemm_swapped): split tiles are
 //! added over the blocks of a cluster, then the epilogue is applied, and the tile is stored.
 
-use cuda_std::tile::{Scheduler, Work};
+use cuda_std::wgmma::Factor;
 
 use super::prelude::*;
 use super::shapes::{Division, STORE_EIGHTS, STORE_M, Shape, WARPGROUP_N};
@@ -13,7 +13,7 @@ type BTile<T> = SharedTile<T, WARPGROUP_N>;
 type Eight<O> = SharedTile<O, STORE_M>;
 
 /// The state that the threads of a block share.
-pub(super) struct Block<S> {
+pub(super) struct Block<T, S, E> {
     pub(super) memory: TileMemory,
     /// Completes when the other blocks' sums of a split tile have arrived.
     pub(super) received: MBarrier,
@@ -33,51 +33,28 @@ pub(super) struct Block<S> {
     pub(super) end: (u32, u32),
     pub(super) division: Division,
     pub(super) slices: Option<Slices>,
-    pub(super) shape: PhantomData<S>,
+    pub(super) epilogue: E,
+    /// [`Epilogue::is_identity`], asked before the products, while there is time.
+    pub(super) is_plain: bool,
+    pub(super) shape: PhantomData<(T, S)>,
 }
 
 /// The destination of the sums of a tile.
 pub(super) trait Target: Copy {
     /// Prefetches what a store needs.
-    fn prefetch(self) {}
+    fn prefetch(self);
 
-    /// Applies the epilogue to a part of a tile, and stores it. C is as the kernel needs it, and a
-    /// whole warpgroup calls this.
-    unsafe fn store<S: Shape, E: Epilogue<Output: Half>>(
+    /// Applies the epilogue to groups of eight rows, and stores them. C is as the kernel needs it,
+    /// and a whole warpgroup calls this.
+    unsafe fn store<T: Factor, S: Shape, E: Epilogue<Output: Half>, P: Epilogue<Output: Half>>(
         self,
-        block: &Block<S>,
-        part: Part<S>,
-        epilogue: E,
+        block: &Block<T, S, E>,
+        groups: Groups<S>,
+        epilogue: P,
     );
 }
 
-/// The tiles of a [`Schedule`], or slices of their terms.
-#[derive(Clone, Copy)]
-pub(super) struct SlicedSchedule {
-    pub(super) schedule: Schedule,
-    pub(super) slices: Option<Slices>,
-}
-
-impl Scheduler for SlicedSchedule {
-    type Work = Work;
-
-    fn first(&self) -> Option<Work> {
-        self.schedule.first()
-    }
-
-    fn next(&self, work: Work) -> Option<Work> {
-        self.schedule.next(work)
-    }
-
-    fn steps(&self, work: Work) -> (u32, u32) {
-        let Some(Slices { count, .. }) = self.slices else { return self.schedule.steps(work) };
-        let first = |slice| slice * self.schedule.steps / count;
-        let slice = work.tile % count;
-        (first(slice), first(slice + 1))
-    }
-}
-
-impl<S: Shape> Block<S> {
+impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     /// Returns the tile of a cluster's work, and the slice of its terms.
     pub(super) fn tile_and_slice(&self, tile: u32) -> (u32, u32) {
         match self.slices {
@@ -118,7 +95,7 @@ impl<S: Shape> Block<S> {
     }
 
     /// Returns the tile of `height` rows after `skipped` rows, at this depth of a stage.
-    pub(super) fn tile<T>(&self, stage: u32, skipped: u32, height: u32, depth: u32) -> BTile<T> {
+    pub(super) fn tile(&self, stage: u32, skipped: u32, height: u32, depth: u32) -> BTile<T> {
         let rows = S::DEPTH * skipped + depth * height;
         self.memory.tile(stage * S::STAGE + 128 * rows)
     }
@@ -178,22 +155,22 @@ impl<S: Shape> Block<S> {
     /// Applies the epilogue to a tile of this origin, and stores it: its `sums`, or the block's
     /// share of the `split`-th split tile. The conditions are those of [`Target::store`], and for a
     /// split tile [`store_received`](Self::store_received).
-    pub(super) unsafe fn store_tile<C: Target, E: Epilogue<Output: Half>>(
+    pub(super) unsafe fn store_tile<C: Target, P: Epilogue<Output: Half>>(
         &self,
         target: C,
         sums: &S::Sums,
         split: Option<u32>,
         origin: (u32, u32),
-        epilogue: E,
+        epilogue: P,
     ) {
         // SAFETY: the caller is a whole warpgroup, and a split tile's sums were sent before.
         unsafe {
             if let Some(split) = split {
                 return self.store_received(target, split, origin, epilogue);
             }
-            if E::SENDS_EARLY {
+            if P::SENDS_EARLY {
                 for first in Strided::new(0, S::M / 8, STORE_EIGHTS) {
-                    epilogue.send_early(&mut self.whole_part(sums, first, origin));
+                    epilogue.send_early(&mut self.whole_groups(sums, first, origin).part);
                 }
             }
             // The calls are written out, as a loop of this length would not be unrolled.
@@ -210,12 +187,12 @@ impl<S: Shape> Block<S> {
 
     /// Adds and stores the block's share of the `split`-th split tile. The conditions are those of
     /// [`send`](Self::send), which was called before.
-    unsafe fn store_received<E: Epilogue<Output: Half>>(
+    pub(super) unsafe fn store_received<C: Target, P: Epilogue<Output: Half>>(
         &self,
-        target: impl Target,
+        target: C,
         split: u32,
         (row, column): (u32, u32),
-        epilogue: E,
+        epilogue: P,
     ) {
         let Schedule { rank, splits, .. } = self.schedule;
         let begin = rank * self.share();
@@ -231,22 +208,24 @@ impl<S: Shape> Block<S> {
         let row = row + 8 * begin;
         // The other blocks store the rows after these.
         let end = self.end.0.min(row + 8 * count);
-        for first in Strided::new(0, if E::SENDS_EARLY { count } else { 0 }, STORE_EIGHTS) {
+        for first in Strided::new(0, if P::SENDS_EARLY { count } else { 0 }, STORE_EIGHTS) {
             // SAFETY: the slots were received.
             let sums = unsafe { self.add_received(first, count) };
-            epilogue.send_early(&mut self.part((first, count), (row, column), end, sums));
+            epilogue.send_early(&mut self.groups((first, count), (row, column), end, sums).part);
         }
         for first in Strided::new(0, count, STORE_EIGHTS) {
             // SAFETY: the caller is a whole warpgroup; the slots from `first` on were received.
             unsafe {
                 let sums = self.add_received(first, count);
-                target.store(self, self.part((first, count), (row, column), end, sums), epilogue);
+                let groups = self.groups((first, count), (row, column), end, sums);
+                target.store(self, groups, epilogue);
             }
         }
     }
 
-    /// Returns this thread's sums over all blocks of the cluster, which were received, of up to
-    /// [`STORE_EIGHTS`] of the `count` groups of the block's share, from the `first` on.
+    /// Returns this thread's sums of up to [`STORE_EIGHTS`] of `count` groups of eight rows of the
+    /// block's share, from the `first` on, over all blocks of the cluster. The sums of all blocks
+    /// for these groups were received.
     unsafe fn add_received(&self, first: u32, count: u32) -> Sums {
         let mut sums: Sums = [0.0; _];
         for eight in 0..STORE_EIGHTS {
@@ -274,12 +253,12 @@ impl<S: Shape> Block<S> {
     ) {
         if FIRST < S::M / 8 {
             // SAFETY: the caller is a whole warpgroup, and the target's memory is C.
-            unsafe { target.store(self, self.whole_part(all, FIRST, origin), epilogue) };
+            unsafe { target.store(self, self.whole_groups(all, FIRST, origin), epilogue) };
         }
     }
 
-    /// Returns the part of a whole tile of this origin from group `first` on.
-    fn whole_part(&self, all: &S::Sums, first: u32, origin: (u32, u32)) -> Part<S> {
+    /// Returns groups of a whole tile of this origin, from the `first` on.
+    fn whole_groups(&self, all: &S::Sums, first: u32, origin: (u32, u32)) -> Groups<S> {
         let (all, from) = (all.as_ref(), 4 * first as usize);
         let mut sums: Sums = [0.0; _];
         for i in 0..sums.len() {
@@ -291,22 +270,26 @@ impl<S: Shape> Block<S> {
         // must not read or send them.
         let ends_with_part = S::M < 8 * STORE_EIGHTS || S::M.is_multiple_of(8 * STORE_EIGHTS);
         let end = if ends_with_part { self.end.0 } else { self.end.0.min(origin.0 + S::M) };
-        self.part((first, S::M / 8), origin, end, sums)
+        self.groups((first, S::M / 8), origin, end, sums)
     }
 
-    /// Returns a part with these sums.
-    fn part(
+    /// Returns groups of eight rows with these sums.
+    fn groups(
         &self,
         (first, count): (u32, u32),
-        origin: (u32, u32),
+        (row, column): (u32, u32),
         end: u32,
         sums: Sums,
-    ) -> Part<S> {
+    ) -> Groups<S> {
         let (warp, lane) = (thread::thread_idx_x() / warp::WARP_SIZE % 4, warp::lane_id());
-        let row = origin.0 + 8 * first + lane % 4 * 2;
-        let column = origin.1 + 16 * warp + lane / 4;
-        let end = (end, self.end.1);
-        Part { first, count, origin, sums, row, column, end, shape: PhantomData }
+        let part = Part {
+            sums,
+            row: row + 8 * first + lane % 4 * 2,
+            column: column + 16 * warp + lane / 4,
+            end: (end, self.end.1),
+            shape: PhantomData,
+        };
+        Groups { first, count, origin: (row, column), part }
     }
 }
 
@@ -316,19 +299,18 @@ impl Target for &TensorMap {
         tma::prefetch_map(self);
     }
 
-    unsafe fn store<S: Shape, E: Epilogue<Output: Half>>(
+    unsafe fn store<T: Factor, S: Shape, E: Epilogue<Output: Half>, P: Epilogue<Output: Half>>(
         self,
-        block: &Block<S>,
-        mut part: Part<S>,
-        epilogue: E,
+        block: &Block<T, S, E>,
+        Groups { first, count, origin: (row, column), mut part }: Groups<S>,
+        epilogue: P,
     ) {
-        let Part { first, count, origin: (row, column), .. } = part;
         let thread = thread::thread_idx_x();
         let (warpgroup, warp, lane) = (thread / 128, thread / warp::WARP_SIZE % 4, warp::lane_id());
         let buffer = 2 * warpgroup + first / STORE_EIGHTS % 2;
-        let place = |eight: u32| -> Eight<E::Output> {
+        let place = |eight: u32| -> Eight<P::Output> {
             let index = buffer * STORE_EIGHTS + eight;
-            block.memory.tile(block.division.stages * S::STAGE + index * Eight::<E::Output>::BYTES)
+            block.memory.tile(block.division.stages * S::STAGE + index * Eight::<P::Output>::BYTES)
         };
         epilogue.apply(&mut part);
         // SAFETY: the caller is a whole warpgroup, and guarantees C. The buffer is written after
@@ -366,17 +348,21 @@ pub(super) fn four(sums: &[f32], eight: u32) -> [f32; 4] {
 }
 
 /// A thread's sums that are stored together.
-type Sums = [f32; 4 * STORE_EIGHTS as usize];
+pub(super) type Sums = [f32; 4 * STORE_EIGHTS as usize];
 
-/// A part of a tile: up to [`STORE_EIGHTS`] of its `count` groups of eight rows, from the `first`
-/// on. Rows from `end.0` on are not stored.
-pub(super) struct Part<S> {
+/// Up to [`STORE_EIGHTS`] of the `count` groups of eight rows of a tile, from the `first` on.
+pub(super) struct Groups<S> {
     pub(super) first: u32,
     pub(super) count: u32,
     /// The row and the column at which group 0 begins.
     pub(super) origin: (u32, u32),
+    /// A thread's sums of these groups.
+    pub(super) part: Part<S>,
+}
+
+/// A thread's [`Sums`], from `row` and `column` on. Rows from `end.0` on are not stored.
+pub(super) struct Part<S> {
     pub(super) sums: Sums,
-    /// The row and the column of the thread's first sum.
     row: u32,
     pub(super) column: u32,
     pub(super) end: (u32, u32),

@@ -122,23 +122,33 @@ impl<const N: usize> Exchange<'_, N> {
         }
         sum
     }
-}
 
-/// Calls `f` with the lanes of a thread's `i`-th vector, and the sum in each.
-fn each_sum<F: Fragment>(sums: &mut F, i: usize, mut f: impl FnMut(usize, &mut f32)) {
-    for lane in 0..8 {
-        let row = 4 * i as u32 + (lane / 4 * 2 + lane % 2) as u32;
-        if row < F::ROWS {
-            f(lane, sums.sum(row, (lane / 2 % 2) as u32));
+    /// Replaces the sums of a thread's `i`-th vector.
+    fn replace<F: Fragment>(sums: &mut F, i: usize, by: [f32; 8]) {
+        for lane in 0..by.len() {
+            let (row, column) = Self::place(i, lane);
+            if row < F::ROWS {
+                *sums.sum(row, column) = by[lane];
+            }
         }
     }
-}
 
-/// Returns a thread's `i`-th vector, as peers receive it.
-fn vector(sums: &mut impl Fragment, i: usize) -> Vec16<bf16> {
-    let mut wide = [0.0; 8];
-    each_sum(sums, i, |lane, sum| wide[lane] = *sum);
-    message(bf16::narrow(wide))
+    /// Returns the row and the column of the sum in a lane of a thread's `i`-th vector.
+    fn place(i: usize, lane: usize) -> (u32, u32) {
+        (4 * i as u32 + (lane / 4 * 2 + lane % 2) as u32, (lane / 2 % 2) as u32)
+    }
+
+    /// Returns a thread's `i`-th vector, as peers receive it.
+    fn vector<F: Fragment>(sums: &mut F, i: usize) -> Vec16<bf16> {
+        let mut wide = [0.0; 8];
+        for lane in 0..wide.len() {
+            let (row, column) = Self::place(i, lane);
+            if row < F::ROWS {
+                wide[lane] = *sums.sum(row, column);
+            }
+        }
+        message(bf16::narrow(wide))
+    }
 }
 
 impl<const N: usize> Epilogue for Exchange<'_, N> {
@@ -156,7 +166,7 @@ impl<const N: usize> Epilogue for Exchange<'_, N> {
         let Some(session) = &self.session else { return };
         for i in 0..VECTORS {
             if let Some(slot) = self.slot(sums, i) {
-                let vector = vector(sums, i);
+                let vector = Self::vector(sums, i);
                 for distance in 1..self.ranks() {
                     // SAFETY: the slot is one of those used, and this thread's.
                     unsafe { session.send(distance, slot, vector) };
@@ -171,9 +181,9 @@ impl<const N: usize> Epilogue for Exchange<'_, N> {
             let mut i = 0; // A range would be unrolled.
             while i < VECTORS {
                 if let Some(slot) = self.slot(sums, i) {
+                    let mine = Self::vector(sums, i);
                     // SAFETY: the peers' threads send to the slot, and this one receives.
-                    let all = unsafe { self.sum(session, slot, vector(sums, i)) };
-                    each_sum(sums, i, |lane, sum| *sum = all[lane]);
+                    Self::replace(sums, i, unsafe { self.sum(session, slot, mine) });
                 }
                 i += 1;
             }
@@ -185,9 +195,9 @@ impl<const N: usize> Epilogue for Exchange<'_, N> {
         // SAFETY: the peer's thread sends to these slots, and this one receives.
         let theirs = unsafe { session.receive_each(nothing, sent, 0) };
         for i in 0..VECTORS {
-            let mut wide = bf16::widen(vector(sums, i));
+            let mut wide = bf16::widen(Self::vector(sums, i));
             bf16::add(&mut wide, theirs[i]);
-            each_sum(sums, i, |lane, sum| *sum = wide[lane]);
+            Self::replace(sums, i, wide);
         }
     }
 
