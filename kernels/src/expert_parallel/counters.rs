@@ -131,16 +131,16 @@ unsafe fn sum_before(mine: u32) -> u32 {
     }
 }
 
-/// Stores the positions and weights of a token's rows, those of the lanes with a position, and then
-/// [`NONE`] in the token's words `returns`. A whole warp calls this.
+/// Stores the positions and weights of a token's rows: those of the lanes with `is_here`, in their
+/// order, and then [`NONE`], in the token's words `returns`. A whole warp calls this.
 #[track_caller]
-pub(super) unsafe fn store_returns(returns: Words, position: Option<u32>, weight: u32) {
+pub(super) unsafe fn store_returns(returns: Words, is_here: bool, position: u32, weight: u32) {
     let lane = warp::lane_id();
     // SAFETY: the whole warp is here, and `returns` has the token's words.
     unsafe {
-        let here = warp::ballot(position.is_some());
+        let here = warp::ballot(is_here);
         let at = (here & ((1 << lane) - 1)).count_ones();
-        if let Some(position) = position {
+        if is_here {
             returns.store(2 * at, position);
             returns.store(2 * at + 1, weight);
         }

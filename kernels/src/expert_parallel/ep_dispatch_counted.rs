@@ -154,7 +154,8 @@ impl<T: Rows> Dispatch<'_, T> {
             if place.is_some() {
                 weight = mem::load(self.tokens.weights.wrapping_add(at as usize));
             }
-            store_returns(memory.returns(to, index), place, weight.to_bits());
+            let (is_there, place) = (place.is_some(), place.unwrap_or(0));
+            store_returns(memory.returns(to, index), is_there, place, weight.to_bits());
             if warp::lane_id() == 0 {
                 let results = Counted::results(*shape, team.n_ranks as usize) as u32;
                 let origin = memory.origin(to, index);

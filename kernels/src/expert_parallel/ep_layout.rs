@@ -245,7 +245,7 @@ impl Layout {
                 } else if is_here {
                     Words(origins).store(position, index);
                 }
-                store_returns(entries, is_here.then_some(position), weight);
+                store_returns(entries, is_here, position, weight);
                 warp::sync();
                 let to = returns.wrapping_add(index as usize * RETURN_WORDS);
                 Words(to).store(lane, entries.load(lane));
