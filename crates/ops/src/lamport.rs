@@ -1,10 +1,15 @@
 //! The memory of [`Lamport`] messages, which need no separate flags.
 
+use std::ops::Range;
+
+use devcomm_types::{ArgInfo, KernelParam};
 use nccl_device::{ANY_RANKS, EMPTY, Lamport, LamportMemoryArgs, lamport_words};
 
 use crate::prelude::*;
 
 /// The memory of [`Lamport`] messages within the LSA team of a communicator.
+/// A launch takes `&LamportMemory` for a kernel's parameter
+/// [`LamportMemory`](nccl_device::LamportMemory).
 #[derive(Debug)]
 pub struct LamportMemory {
     slots: Window<u32>,
@@ -17,7 +22,10 @@ pub struct LamportMemory {
 impl LamportMemory {
     /// Allocates memory with `capacity` slots of 16 bytes for each rank that sends, in two banks.
     /// *Collective*: when it returns, the slots of all ranks are empty, so that kernels may send.
-    /// Errors are those of [`Communicator::window`].
+    ///
+    /// # Errors
+    ///
+    /// Those of creating a window, for example if memory is exhausted.
     pub fn new(comm: &Communicator, capacity: u32) -> Result<Self> {
         comm.together("LamportMemory::new", || Self::allocate(comm, capacity))
     }
@@ -42,9 +50,31 @@ impl LamportMemory {
         self.capacity
     }
 
-    /// Returns the argument for a kernel's parameter [`LamportMemory`](nccl_device::LamportMemory).
-    pub fn args(&self) -> LamportMemoryArgs<&Window<u32>, &SymmetricBuffer<u32>, u32, bool> {
+    /// Returns the argument for kernels.
+    pub(crate) fn args(&self) -> LamportMemoryArgs<&Window<u32>, &SymmetricBuffer<u32>, u32, bool> {
         let Self { slots, state, capacity, alone } = self;
         LamportMemoryArgs { slots, state, capacity: *capacity, alone: *alone }
+    }
+}
+
+type Abi = <nccl_device::LamportMemory as KernelParam>::Abi;
+
+// SAFETY: the bytes and `info` are those of `LamportMemoryArgs` for this window and buffer.
+unsafe impl IntoArg<Abi> for &LamportMemory {
+    fn into_arg(self) -> Abi {
+        self.args().into_arg()
+    }
+
+    fn info(&self) -> ArgInfo<'_> {
+        // A device communicator would be a reference to `args`, which ends here. There is none in a
+        // window and a buffer.
+        let args = self.args();
+        let ArgInfo { dev_comm: _, closed, communicator, mixed, several_dev_comms, unchecked } =
+            IntoArg::<Abi>::info(&args);
+        ArgInfo { dev_comm: None, closed, communicator, mixed, several_dev_comms, unchecked }
+    }
+
+    fn windows(&self, see: &mut dyn FnMut(Range<u64>)) {
+        IntoArg::<Abi>::windows(&self.args(), see);
     }
 }
