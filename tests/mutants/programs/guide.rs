@@ -43,10 +43,10 @@ pub fn guide_few(gpu: &Gpu<'_>) -> Result<()> {
     let stream = gpu.stream()?;
     let config = LaunchConfig::new(1, few::THREADS);
     let config = config.with_dynamic_shared(few::Memory::BYTES).with_dependent();
-    let ([m, n, k], messages) = ([m as u32, n as u32, k as u32], memory);
+    let [m, n, k] = [m as u32, n as u32, k as u32];
     for _ in 0..2 {
         let launch =
-            product_all_reduce_few::<RANKS>::args(&dev, map_a, map_b, map_c, messages, m, n, k);
+            product_all_reduce_few::<RANKS>::args(&dev, map_a, map_b, map_c, &memory, m, n, k);
         // SAFETY: the kernel's contract: all ranks launch the same.
         unsafe { launch.config(config).launch(&stream)? };
     }
@@ -64,11 +64,10 @@ pub fn guide_wide(gpu: &Gpu<'_>) -> Result<()> {
     let stream = gpu.stream()?;
     let config = LaunchConfig::new(2, wide::THREADS);
     let config = config.with_dynamic_shared(wide::Memory::BYTES).with_dependent();
-    let ([m, n, k], messages) = ([m as u32, n as u32, k as u32], memory);
+    let [m, n, k] = [m as u32, n as u32, k as u32];
     for _ in 0..2 {
-        let launch = product_all_reduce_wide::<RANKS>::args(
-            &dev, map_a, map_b, map_c, &c, messages, m, n, k,
-        );
+        let launch =
+            product_all_reduce_wide::<RANKS>::args(&dev, map_a, map_b, map_c, &c, &memory, m, n, k);
         // SAFETY: the kernel's contract: all ranks launch the same.
         unsafe { launch.config(config).launch(&stream)? };
     }
