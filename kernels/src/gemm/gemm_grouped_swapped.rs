@@ -34,7 +34,7 @@ pub const fn shared<S: Shape>() -> u32 {
 /// Computes what [`gemm_grouped`](super::gemm_grouped::gemm_grouped()) does, by tiles of a shape.
 ///
 /// `a` is a tensor map with tiles of [`Shape::M`] rows, `b` with tiles of [`Shape::N`]; `c` is C's
-/// address. Grid: any, all resident. Block: [`Shape::THREADS`] threads, with [`shared`] bytes.
+/// address. Grid: any, all resident. Block: [`Shape::THREADS`] threads, with [`shared()`] bytes.
 /// Dependent launch: allowed.
 ///
 /// # Safety
