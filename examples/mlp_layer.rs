@@ -25,8 +25,8 @@ use anyhow::{Result, ensure};
 use clap::{Parser, ValueEnum};
 use devcomm::kernels::collectives::rmsnorm::QuantisedArgs;
 use devcomm::{
-    Activation, Buffer, Collectives, DeviceSlice, Gemm, GemmAllReduce, KERNELS, Rank, ReduceOp,
-    Stream, Window, World, kernels,
+    Activation, Buffer, Collective, Collectives, DeviceSlice, Gemm, GemmAllReduce, KERNELS, Rank,
+    ReduceOp, Stream, Window, World, kernels,
 };
 use devcomm_testing::machines::run;
 use devcomm_testing::mlp::{Results, Weights, inputs};
@@ -205,8 +205,8 @@ impl<'a> Layer<'a> {
             println!("h: {columns} columns a rank, by {}", gemm.plan(self.shape)?);
             println!("GemmAllReduce: {}", self.gemm_all_reduce.explain(down)?);
             let Self { y, residual, norm, .. } = self;
-            let (by, stream) = (&self.collectives, &self.stream);
-            let norm = by.explain(|| by.all_reduce_rmsnorm(y, residual, norm, y, EPS, stream))?;
+            let norm = Collective::all_reduce_rmsnorm(y, residual, norm, y);
+            let norm = self.collectives.explain(&norm)?;
             println!("AllReduceRmsnorm: {}, then {norm}", gemm.plan(down)?);
             println!("                  checked  #wrong  us");
         }

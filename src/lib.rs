@@ -13,12 +13,12 @@ pub use cuda_std_macros::test;
 pub use devcomm_host::{self as host, *};
 pub use devcomm_kernels as kernels;
 pub use devcomm_ops::{
-    Activation, Algorithm, AllGatherGemm, AllGatherGemmPlan, CollectiveKind, CollectivePlan,
-    Collectives, CollectivesOptions, ExpertParallel, ExpertParallelMemory, ExpertParallelOptions,
-    Explanation, FusedGemm, GatheredProduct, Gemm, GemmAllReduce, GemmAllReducePlan, GemmElement,
-    GemmOptions, GemmOutput, GemmPlan, GemmReduceScatter, GemmReduceScatterPlan, GroupedGemm,
-    HalfElement, KERNELS, LamportMemory, ParseNameError, Parts, Product, Returning, RowGroups,
-    ScaledElement, Sent, Tiling, Tokens, WITHOUT_PTX, Wire,
+    Activation, Algorithm, AllGatherGemm, AllGatherGemmPlan, Collective, CollectiveKind,
+    CollectivePlan, Collectives, CollectivesOptions, ExpertParallel, ExpertParallelMemory,
+    ExpertParallelOptions, Explanation, FusedGemm, GatheredProduct, Gemm, GemmAllReduce,
+    GemmAllReducePlan, GemmElement, GemmOptions, GemmOutput, GemmPlan, GemmReduceScatter,
+    GemmReduceScatterPlan, GroupedGemm, HalfElement, KERNELS, LamportMemory, ParseNameError, Parts,
+    Product, Returning, RowGroups, ScaledElement, Sent, Tiling, Tokens, WITHOUT_PTX, Wire,
 };
 pub use devcomm_sim as sim;
 pub use devcomm_types::{HostKernel, Kernel, Safe, Unsafe};

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use devcomm::{
-    Algorithm, Buffer, Collectives, CollectivesOptions, CommConfig, Communicator, Error,
-    LaunchError, Rank, ReduceOp, Result, Simulation, Stream, Window,
+    Algorithm, Buffer, Collective, CollectivePlan, Collectives, CollectivesOptions, CommConfig,
+    Communicator, Error, LaunchError, Rank, ReduceOp, Result, Simulation, Stream, Window,
 };
 use devcomm_testing::machines::Gpus;
 use half::bf16;
@@ -40,19 +40,33 @@ impl Call {
         Ok(Self { operation, collectives: options.build(comm)?, count, windows })
     }
 
-    fn run(&self, ranks: usize, stream: &Stream) -> Result<()> {
+    /// Enqueues the operation; without a stream, returns the plans that can do it.
+    fn run(&self, ranks: usize, stream: Option<&Stream>) -> Result<Vec<CollectivePlan>> {
         let Self { operation, collectives, count, windows: [x, y, z] } = self;
+        macro_rules! call {
+            ($name:ident($($argument:expr),*)) => {
+                match stream {
+                    Some(stream) => collectives.$name($($argument,)* stream).map(|()| Vec::new()),
+                    None => collectives.plans(&Collective::$name($($argument),*)),
+                }
+            };
+        }
         let (one, all) = (x.slice(..*count)?, x.slice(..ranks * count)?);
         let (to_one, to_all) = (y.slice(..*count)?, y.slice(..ranks * count)?);
         match *operation {
-            AllReduce => collectives.all_reduce(&one, &to_one, ReduceOp::Sum, stream),
-            ReduceScatter => collectives.reduce_scatter(&all, &to_one, ReduceOp::Sum, stream),
-            AllGather => collectives.all_gather(&one, &to_all, stream),
-            AllToAll => collectives.all_to_all(&all, &to_all, stream),
+            AllReduce => call!(all_reduce(&one, &to_one, ReduceOp::Sum)),
+            ReduceScatter => call!(reduce_scatter(&all, &to_one, ReduceOp::Sum)),
+            AllGather => call!(all_gather(&one, &to_all)),
+            AllToAll => call!(all_to_all(&all, &to_all)),
             RmsNorm(hidden) => {
                 let [rows, residual] = [x, y].map(|window| window.slice(..count * hidden));
                 let (rows, residual, weight) = (rows?, residual?, z.slice(..hidden)?);
-                collectives.all_reduce_rmsnorm(&rows, &residual, &weight, &rows, 0.1, stream)
+                let Some(stream) = stream else {
+                    let call = Collective::all_reduce_rmsnorm(&rows, &residual, &weight, &rows);
+                    return collectives.plans(&call);
+                };
+                collectives.all_reduce_rmsnorm(&rows, &residual, &weight, &rows, 0.1, stream)?;
+                Ok(Vec::new())
             }
         }
     }
@@ -65,14 +79,14 @@ impl Call {
 fn ends(rank: &Rank, (operation, count): (Operation, usize), plan: Option<usize>) -> Result<usize> {
     let (comm, stream) = (rank.new_communicator(&CommConfig::new())?, rank.stream()?);
     let call = Call::new(&comm, operation, count)?;
-    let plans = call.collectives.plans(|| call.run(rank.n_ranks(), &stream))?;
+    let plans = call.run(rank.n_ranks(), None)?;
     if matches!(operation, RmsNorm(_)) && count == 1 {
         assert_eq!(plans[0].algorithm, Algorithm::Lamport, "one row is normalised by one kernel");
     }
     let plan = plan.map(|plan| plans[plan]);
     call.collectives.set_plan(plan);
     let run = |call: Call, limit: u64| {
-        call.run(rank.n_ranks(), &stream)?;
+        call.run(rank.n_ranks(), Some(&stream))?;
         Ok::<_, Error>(stream.synchronize_within(Duration::from_millis(limit)))
     };
     let is_aborted =

@@ -2,7 +2,9 @@
 
 use std::fmt::Debug;
 
-use devcomm::{Algorithm, Buffer, Collectives, Element, F8E4M3, F8E5M2, Rank, ReduceOp, Result};
+use devcomm::{
+    Algorithm, Buffer, Collective, Collectives, Element, F8E4M3, F8E5M2, Rank, ReduceOp, Result,
+};
 use devcomm_testing::machines::on_gpus;
 
 /// An element with the reference of its reductions.
@@ -92,7 +94,7 @@ fn reduce<T: Number>(rank: &Rank, collectives: &Collectives) -> Result<()> {
         let recv =
             if launch % 2 == 0 { send.clone() } else { comm.mem_alloc(count)?.device_slice() };
         send.copy_from_host(&sent_by(rank.rank()))?;
-        let how = collectives.explain(|| collectives.all_reduce(&send, &recv, op, &stream))?;
+        let how = collectives.explain(&Collective::all_reduce(&send, &recv, op))?;
         assert_eq!(how.plan.algorithm, Algorithm::Lamport, "{how}");
         collectives.all_reduce(&send, &recv, op, &stream)?;
         stream.synchronize()?;

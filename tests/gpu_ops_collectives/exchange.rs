@@ -1,8 +1,8 @@
 //! Tests of all-gather, broadcast, all-to-all and reduce-scatter.
 
 use devcomm::{
-    Algorithm, Buffer, Collectives, CollectivesOptions, Communicator, DeviceSlice, Element, Graph,
-    Parts, Rank, ReduceOp, Result, Simulation, Stream,
+    Algorithm, Buffer, Collective, Collectives, CollectivesOptions, Communicator, DeviceSlice,
+    Element, Graph, Parts, Rank, ReduceOp, Result, Simulation, Stream,
 };
 use devcomm_testing::machines::{Gpus, on_gpus};
 use half::bf16;
@@ -109,17 +109,23 @@ impl<T: Bits> Exchange<T> {
     fn run(&self, collectives: &Collectives, rank: usize, stream: &Stream) -> Result<Algorithm> {
         let Self { operation, send, memory, .. } = self;
         let recv = memory.slice(..memory.len() - 1)?;
-        let call = || match *operation {
-            AllGather => collectives.all_gather(send, &recv, stream),
+        let call = match *operation {
+            AllGather => {
+                collectives.all_gather(send, &recv, stream)?;
+                Collective::all_gather(send, &recv)
+            }
             Broadcast(root) => {
                 // What the other ranks pass is not used.
                 let send = if rank == root { send.clone() } else { send.slice(..1)? };
-                collectives.broadcast(Some(send), &recv, root, stream)
+                collectives.broadcast(Some(send.clone()), &recv, root, stream)?;
+                Collective::broadcast(Some(send), &recv, root)
             }
-            AllToAll => collectives.all_to_all(send, &recv, stream),
+            AllToAll => {
+                collectives.all_to_all(send, &recv, stream)?;
+                Collective::all_to_all(send, &recv)
+            }
         };
-        call()?;
-        Ok(collectives.explain(call)?.plan.algorithm)
+        Ok(collectives.explain(&call)?.plan.algorithm)
     }
 
     fn check(&self, rank: usize, launch: usize) -> Result<()> {
@@ -255,11 +261,11 @@ fn long_exchanges_follow_each_other() {
 #[test]
 fn long_broadcasts_among_many_ranks_are_explained() {
     on_gpus("long_broadcasts_among_many_ranks_are_explained", 4, |rank| {
-        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let comm = rank.communicator()?;
         let collectives = CollectivesOptions::new().lamport_bytes(64).push_blocks(2).build(comm)?;
         let x = comm.window::<f32>(64)?;
-        let call = || collectives.broadcast(Some(x.device_slice()), &x, 0, &stream);
-        let how = collectives.explain(call)?.to_string();
+        let call = Collective::broadcast(Some(x.device_slice()), &x, 0);
+        let how = collectives.explain(&call)?.to_string();
         assert_eq!(how, "nccl, as the message is too long for one step");
         Ok(())
     });
@@ -303,7 +309,7 @@ fn reduces<T: Number>(
     }
     rank.barrier()?;
     for (send, recv) in &all {
-        let how = collectives.explain(|| collectives.reduce_scatter(send, recv, op, &stream))?;
+        let how = collectives.explain(&Collective::reduce_scatter(send, recv, op))?;
         assert_eq!(how.plan.algorithm, by, "{}: {how}", recv.len());
         collectives.reduce_scatter(send, recv, op, &stream)?;
         collectives.all_reduce(&one, &one, ReduceOp::Max, &stream)?;

@@ -1,6 +1,6 @@
 //! Tests every element of messages of more than 2^31 elements and 4 GiB, by every plan.
 
-use devcomm::{Collectives, Element, ReduceOp, Result, Window};
+use devcomm::{Collective, Collectives, Element, ReduceOp, Result, Window};
 use devcomm_testing::machines::Gpus;
 use half::bf16;
 
@@ -44,7 +44,7 @@ fn messages_have_more_elements_and_bytes_than_32_bits_count() {
         fill(&send, &period(sent(rank.rank())))?;
         recv.fill_bytes(0xff)?;
         let reduce = |c: &Collectives| c.all_reduce(&send, &recv, ReduceOp::Sum, &stream);
-        for plan in collectives.plans(|| reduce(&collectives))? {
+        for plan in collectives.plans(&Collective::all_reduce(&send, &recv, ReduceOp::Sum))? {
             collectives.set_plan(Some(plan));
             reduce(&collectives)?;
             stream.synchronize()?;
@@ -61,7 +61,7 @@ fn messages_have_more_elements_and_bytes_than_32_bits_count() {
         fill(&send, &period(sent(rank.rank())))?;
         recv.fill_bytes(0xff)?;
         let gather = |c: &Collectives| c.all_gather(&send, &recv, &stream);
-        for plan in collectives.plans(|| gather(&collectives))? {
+        for plan in collectives.plans(&Collective::all_gather(&send, &recv))? {
             collectives.set_plan(Some(plan));
             gather(&collectives)?;
             stream.synchronize()?;

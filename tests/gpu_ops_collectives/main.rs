@@ -18,8 +18,8 @@ mod repeated;
 mod uneven;
 
 use devcomm::{
-    Algorithm, Buffer, Collectives, CollectivesOptions, DeviceSlice, Element, F8E4M3, Rank,
-    ReduceOp, Result, Simulation, Stream,
+    Algorithm, Buffer, Collective, Collectives, CollectivesOptions, DeviceSlice, Element, F8E4M3,
+    Rank, ReduceOp, Result, Simulation, Stream,
 };
 use devcomm_testing::machines::{Gpus, on_gpus};
 use half::{bf16, f16};
@@ -106,10 +106,9 @@ impl<T: Number> Sent<T> {
             Some(recv) => recv.slice(..self.send.len())?,
             None => self.send.clone(),
         };
-        let call = || collectives.all_reduce(&self.send, &recv, op, stream);
-        let how = collectives.explain(call)?;
+        let how = collectives.explain(&Collective::all_reduce(&self.send, &recv, op))?;
         assert_eq!(how.plan.algorithm, by, "{how}");
-        call()
+        collectives.all_reduce(&self.send, &recv, op, stream)
     }
 
     fn check(&self, rank: &Rank, launch: usize, op: ReduceOp) -> Result<()> {
@@ -289,8 +288,7 @@ fn nccl_does_what_load_and_store_do_not() {
                 "nccl, as the message is too long for one step, and not aligned in a window",
             ),
         ] {
-            let how =
-                collectives.explain(|| collectives.all_reduce(&floats, &floats, op, &stream))?;
+            let how = collectives.explain(&Collective::all_reduce(&floats, &floats, op))?;
             assert_eq!(how.to_string(), reason);
         }
         let data = comm.mem_alloc::<i32>(4)?;
@@ -314,18 +312,16 @@ fn scaled_elements_are_summed() {
         data.copy_from_host(&[bf16::from_f32(3.0); 100])?;
         let by = bf16::from_f32([2.0, -0.5][rank.rank()]);
         let operator = comm.pre_mul_sum(by)?;
-        let reduce = || collectives.all_reduce(&data, &data, &operator, &stream);
-        let how = collectives.explain(reduce)?;
+        let how = collectives.explain(&Collective::all_reduce(&data, &data, &operator))?;
         assert_eq!(how.plan.algorithm, Algorithm::Lamport, "{how}");
-        reduce()?;
+        collectives.all_reduce(&data, &data, &operator, &stream)?;
         stream.synchronize()?;
         let mut got = [bf16::ZERO; 100];
         data.copy_to_host(&mut got)?;
         assert_eq!(got, [bf16::from_f32(4.5); 100]);
         // NCCL alone accepts a scalar in device memory, and neither accepts a closed operator.
         let operator = comm.pre_mul_sum_from(&data.slice(..1)?)?;
-        let reduce = || collectives.all_reduce(&data, &data, &operator, &stream);
-        let how = collectives.explain(reduce)?;
+        let how = collectives.explain(&Collective::all_reduce(&data, &data, &operator))?;
         assert_eq!(how.plan.algorithm, Algorithm::Nccl, "{how}");
         operator.close()?;
         let refused = collectives.all_reduce(&data, &data, &operator, &stream);
@@ -478,17 +474,15 @@ fn more_tokens_than_resident_blocks_are_normalised() {
 fn where_rmsnorm_follows_an_all_reduce_the_plan_is_that_of_the_all_reduce() {
     let name = "where_rmsnorm_follows_an_all_reduce_the_plan_is_that_of_the_all_reduce";
     on_gpus(name, 2, |rank| {
-        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let comm = rank.communicator()?;
         let collectives = CollectivesOptions::new().lamport_bytes(1024).build(comm)?;
         let weight = comm.mem_alloc::<f32>(64)?;
         for (tokens, follows) in [(1, false), (1000, true)] {
             let (x, residual) = (comm.window::<f32>(64 * tokens)?, comm.mem_alloc(64 * tokens)?);
-            let normalise =
-                || collectives.all_reduce_rmsnorm(&x, &residual, &weight, &x, 0.1, &stream);
-            let how = collectives.explain(normalise)?;
+            let normalise = Collective::all_reduce_rmsnorm(&x, &residual, &weight, &x);
+            let how = collectives.explain(&normalise)?;
             assert_eq!(how.reason.contains("RMSNorm follows an all-reduce"), follows, "{how}");
-            let all_reduce = || collectives.all_reduce(&x, &x, ReduceOp::Sum, &stream);
-            let all_reduce = collectives.explain(all_reduce)?;
+            let all_reduce = collectives.explain(&Collective::all_reduce(&x, &x, ReduceOp::Sum))?;
             assert_eq!(how.plan.algorithm, all_reduce.plan.algorithm, "{how}; {all_reduce}");
             assert_ne!(how.plan.algorithm, Algorithm::Nccl);
         }
@@ -535,9 +529,9 @@ fn a_plan_that_is_set_is_used_where_it_can_be() {
         // There are plans by messages, by stores in rounds, by loads, and by NCCL.
         let (send, recv) = (comm.window::<f32>(300)?, comm.window::<f32>(301)?);
         let recv_slice = recv.slice(..300)?;
-        let call = || collectives.all_reduce(&send, &recv_slice, ReduceOp::Sum, &stream);
-        let plans = collectives.plans(call)?;
-        assert_eq!(collectives.explain(call)?.plan, plans[0]);
+        let call = Collective::all_reduce(&send, &recv_slice, ReduceOp::Sum);
+        let plans = collectives.plans(&call)?;
+        assert_eq!(collectives.explain(&call)?.plan, plans[0]);
         let algorithms: Vec<_> = plans.iter().map(|plan| plan.algorithm).collect();
         for by in [Algorithm::Lamport, Algorithm::Push, Algorithm::Pull, Algorithm::Nccl] {
             assert!(algorithms.contains(&by), "{by}: {algorithms:?}");
@@ -554,8 +548,8 @@ fn a_plan_that_is_set_is_used_where_it_can_be() {
             stream.synchronize()?;
             sent.check(rank, launch, ReduceOp::Sum)?;
             // No kernel multiplies.
-            let product = || collectives.all_reduce(&send, &send, ReduceOp::Prod, &stream);
-            assert_eq!(collectives.explain(product)?.plan.algorithm, Algorithm::Nccl);
+            let product = Collective::all_reduce(&send, &send, ReduceOp::Prod);
+            assert_eq!(collectives.explain(&product)?.plan.algorithm, Algorithm::Nccl);
         }
         Ok(())
     });

@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 
 use devcomm::{
-    Algorithm, Buffer, Collectives, CollectivesOptions, F8E4M3, Parts, Rank, ReduceOp, Result,
+    Algorithm, Buffer, Collective, Collectives, CollectivesOptions, F8E4M3, Parts, Rank, ReduceOp,
+    Result,
 };
 use devcomm_testing::machines::on_gpus;
 use half::{bf16, f16};
@@ -44,8 +45,7 @@ fn reduce<T: Number>(rank: &Rank, cases: &[([f32; 2], [f32; 5])], to: fn(f32) ->
     let parts = comm.window::<T>(2 * own.len())?;
     parts.copy_from_host(&own.repeat(2))?;
     for (index, op) in ReduceOp::ALL.into_iter().enumerate() {
-        let reduce = || collectives.all_reduce(&send, &recv, op, &stream);
-        let mut plans = collectives.plans(reduce)?;
+        let mut plans = collectives.plans(&Collective::all_reduce(&send, &recv, op))?;
         let by_kernel = size_of::<T>() > 1 && op != ReduceOp::Prod;
         assert_eq!(plans.iter().any(|plan| plan.algorithm == Algorithm::Push), by_kernel);
         // The first plan of each algorithm is tested.
@@ -53,7 +53,8 @@ fn reduce<T: Number>(rank: &Rank, cases: &[([f32; 2], [f32; 5])], to: fn(f32) ->
         for plan in plans {
             collectives.set_plan(Some(plan));
             let case = format!("{op:?} of {} by {plan}", T::NAME);
-            let reduced = reduce().and_then(|()| stream.synchronize());
+            let reduced = collectives.all_reduce(&send, &recv, op, &stream);
+            let reduced = reduced.and_then(|()| stream.synchronize());
             reduced.unwrap_or_else(|error| panic!("{case}: {error}"));
             let mut got = own.clone();
             recv.copy_to_host(&mut got)?;
@@ -67,13 +68,13 @@ fn reduce<T: Number>(rank: &Rank, cases: &[([f32; 2], [f32; 5])], to: fn(f32) ->
             assert_eq!(bits[0], bits[1], "{case}");
         }
         // Each rank gets the reduction of a part with the same elements.
-        let reduce = || collectives.reduce_scatter(&parts, &recv, op, &stream);
-        let mut plans = collectives.plans(reduce)?;
+        let mut plans = collectives.plans(&Collective::reduce_scatter(&parts, &recv, op))?;
         plans.dedup_by_key(|plan| plan.algorithm);
         for plan in plans {
             collectives.set_plan(Some(plan));
             let case = format!("a part's {op:?} of {} by {plan}", T::NAME);
-            let reduced = reduce().and_then(|()| stream.synchronize());
+            let reduced = collectives.reduce_scatter(&parts, &recv, op, &stream);
+            let reduced = reduced.and_then(|()| stream.synchronize());
             reduced.unwrap_or_else(|error| panic!("{case}: {error}"));
             let mut got = own.clone();
             recv.copy_to_host(&mut got)?;
@@ -132,18 +133,26 @@ fn moves(rank: &Rank) -> Result<()> {
     };
     let parts = Parts { counts: &[COUNT; 2], offsets: &[0, COUNT] };
     let (sent, all) = (|| Some(one.clone()), 2 * COUNT);
-    type Call<'a> = (&'a str, usize, &'a dyn Fn(&Collectives) -> Result<()>);
+    type Call<'a> = (&'a str, usize, Collective<'a>, &'a dyn Fn(&Collectives) -> Result<()>);
     let calls: [Call<'_>; 4] = [
-        ("all_gather", all, &|by| by.all_gather(&one, &recv, &stream)),
-        ("all_to_all", all, &|by| by.all_to_all(&send, &recv, &stream)),
-        ("broadcast", COUNT, &|by| by.broadcast(sent(), &first, 1, &stream)),
-        ("all_to_all_v", all, &|by| by.all_to_all_v(&send, parts, &recv, parts, &stream)),
+        ("all_gather", all, Collective::all_gather(&one, &recv), &|by| {
+            by.all_gather(&one, &recv, &stream)
+        }),
+        ("all_to_all", all, Collective::all_to_all(&send, &recv), &|by| {
+            by.all_to_all(&send, &recv, &stream)
+        }),
+        ("broadcast", COUNT, Collective::broadcast(sent(), &first, 1), &|by| {
+            by.broadcast(sent(), &first, 1, &stream)
+        }),
+        ("all_to_all_v", all, Collective::all_to_all_v(&send, parts, &recv, parts), &|by| {
+            by.all_to_all_v(&send, parts, &recv, parts, &stream)
+        }),
     ];
     let mut algorithms = HashSet::new();
     for collectives in objects {
         let collectives = collectives?;
-        for (name, n, run) in &calls {
-            for plan in collectives.plans(|| run(&collectives))? {
+        for (name, n, call, run) in &calls {
+            for plan in collectives.plans(call)? {
                 if algorithms.insert((*name, plan.algorithm.to_string())) {
                     collectives.set_plan(Some(plan));
                     require(&format!("{name} by {plan}"), run(&collectives), *n)?;

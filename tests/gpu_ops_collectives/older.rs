@@ -3,8 +3,8 @@
 
 use devcomm::kernels::collectives::rmsnorm::QuantisedArgs;
 use devcomm::{
-    Buffer, Collectives, CollectivesOptions, Context, DeviceSlice, Element, F8E4M3, KERNELS,
-    Kernel, LaunchConfig, Parts, Rank, ReduceOp, Result, Simulation, Stream, kernels,
+    Buffer, Collective, Collectives, CollectivesOptions, Context, DeviceSlice, Element, F8E4M3,
+    KERNELS, Kernel, LaunchConfig, Parts, Rank, ReduceOp, Result, Simulation, Stream, kernels,
 };
 use devcomm_testing::machines::Gpus;
 use half::{bf16, f16};
@@ -46,12 +46,12 @@ impl Operations<'_> {
     /// Explains and does an operation, and checks that element `i` of `recv` is `want(i)`.
     fn check<T: Number>(
         &self,
+        call: Collective<'_>,
         operation: impl Fn(&Collectives) -> Result<()>,
         recv: &DeviceSlice<T>,
         want: impl Fn(usize) -> f32,
     ) -> Result<()> {
-        let how = self.collectives.explain(|| operation(&self.collectives))?;
-        assert_eq!(how.to_string(), self.reason);
+        assert_eq!(self.collectives.explain(&call)?.to_string(), self.reason);
         operation(&self.collectives)?;
         self.stream.synchronize()?;
         let mut got = vec![T::of(0); recv.len()];
@@ -71,8 +71,11 @@ impl Operations<'_> {
         let send = self.sending::<T>(N * ranks, in_window)?;
         let recv = self.receiving::<T>(N, in_window)?;
         let scatter = |c: &Collectives| c.reduce_scatter(&send, &recv, op, stream);
-        self.check(scatter, &recv, |i| all(rank * N + i))?;
-        self.check(|c| c.all_reduce(&send, &send, op, stream), &send, all)
+        self.check(Collective::reduce_scatter(&send, &recv, op), scatter, &recv, |i| {
+            all(rank * N + i)
+        })?;
+        let call = Collective::all_reduce(&send, &send, op);
+        self.check(call, |c| c.all_reduce(&send, &send, op, stream), &send, all)
     }
 
     fn exchanges<T: Number>(&self, in_window: bool) -> Result<()> {
@@ -82,11 +85,14 @@ impl Operations<'_> {
         let recv = self.receiving::<T>(N * ranks, in_window)?;
         let (chunk, root) = (send.slice(..N)?, ranks - 1);
         let gather = |c: &Collectives| c.all_gather(&chunk, &recv, stream);
-        self.check(gather, &recv, |i| element(i / N, i % N))?;
+        let call = Collective::all_gather(&chunk, &recv);
+        self.check(call, gather, &recv, |i| element(i / N, i % N))?;
         let broadcast = |c: &Collectives| c.broadcast(Some(send.clone()), &recv, root, stream);
-        self.check(broadcast, &recv, |i| element(root, i))?;
+        let call = Collective::broadcast(Some(send.clone()), &recv, root);
+        self.check(call, broadcast, &recv, |i| element(root, i))?;
         let mine = |i| element(i / N, rank * N + i % N);
-        self.check(|c| c.all_to_all(&send, &recv, stream), &recv, mine)?;
+        let call = Collective::all_to_all(&send, &recv);
+        self.check(call, |c| c.all_to_all(&send, &recv, stream), &recv, mine)?;
         // Rank `r` gets `r` elements fewer from each rank, and the rest of its memory is unchanged.
         let counts: Vec<_> = (0..ranks).map(|to| N - to).collect();
         let offsets: Vec<_> = (0..ranks).map(|peer| peer * N).collect();
@@ -95,7 +101,8 @@ impl Operations<'_> {
         let received = Parts { counts: &from_each, offsets: &offsets };
         stream.fill(&recv, T::of(100))?;
         let exchange = |c: &Collectives| c.all_to_all_v(&send, parts, &recv, received, stream);
-        self.check(exchange, &recv, |i| if i % N < N - rank { mine(i) } else { 100.0 })
+        let call = Collective::all_to_all_v(&send, parts, &recv, received);
+        self.check(call, exchange, &recv, |i| if i % N < N - rank { mine(i) } else { 100.0 })
     }
 
     /// Rows whose input and residual are 0 become 0.
@@ -108,12 +115,14 @@ impl Operations<'_> {
         [&x, &residual, &weight].into_iter().try_for_each(|slice| stream.fill(slice, 0.0))?;
         stream.fill(&scale, 1.0)?;
         let plain = |c: &Collectives| c.all_reduce_rmsnorm(&x, &residual, &weight, &x, 0.5, stream);
-        self.check(plain, &x, |_| 0.0)?;
+        let call = Collective::all_reduce_rmsnorm(&x, &residual, &weight, &x);
+        self.check(call, plain, &x, |_| 0.0)?;
         let quantised = |c: &Collectives| {
             let to = (&output, &scale);
             c.all_reduce_rmsnorm_quantised(&x, &residual, &weight, to, 0.5, stream)
         };
-        self.check(quantised, &output, |_| 0.0)
+        let call = Collective::all_reduce_rmsnorm(&x, &residual, &weight, &x);
+        self.check(call, quantised, &output, |_| 0.0)
     }
 }
 
@@ -167,14 +176,14 @@ fn other_numbers_of_ranks_do_all_operations_by_nccl() {
 fn blocks_of_several_objects_fit_multiprocessors_with_room_for_1536_threads() {
     let gpus = Gpus::from(Simulation::new(2).compute_capability(12, 0));
     gpus.run("blocks_of_several_objects_fit_multiprocessors_with_room_for_1536_threads", |rank| {
-        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let comm = rank.communicator()?;
         let x = comm.window::<f32>(1 << 18)?;
+        let call = Collective::all_reduce(&x, &x, ReduceOp::Sum);
         let room = comm.context().limits().max_threads_per_multiprocessor;
         assert!(room == 1536 || !rank.is_simulated());
         for objects in 2..=4 {
             let collectives = CollectivesOptions::new().concurrent(objects).build(comm)?;
-            let call = || collectives.all_reduce(&x, &x, ReduceOp::Sum, &stream);
-            for plan in collectives.plans(call)? {
+            for plan in collectives.plans(&call)? {
                 // Each object may have a launch that runs, and one that waits.
                 assert!(2 * objects * plan.threads <= room, "{objects} objects, {plan}");
             }

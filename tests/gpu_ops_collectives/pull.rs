@@ -1,7 +1,8 @@
 //! Tests of all-reduces by loads from the peers: `Algorithm::Pull`.
 
 use devcomm::{
-    Algorithm, Buffer, CollectivePlan, Collectives, CollectivesOptions, Rank, ReduceOp, Result,
+    Algorithm, Buffer, Collective, CollectivePlan, Collectives, CollectivesOptions, Rank, ReduceOp,
+    Result,
 };
 use devcomm_testing::machines::on_gpus;
 use half::{bf16, f16};
@@ -72,10 +73,9 @@ fn graphs_of_sums_by_every_algorithm_are_replayed() {
             plans.iter().enumerate().try_for_each(|(step, plan)| {
                 collectives.set_plan(Some(*plan));
                 let [from, to] = if step % 2 == 0 { [&a, &b] } else { [&b, &a] };
-                let call = || collectives.all_reduce(from, to, ReduceOp::Sum, &stream);
-                let how = collectives.explain(call)?;
+                let how = collectives.explain(&Collective::all_reduce(from, to, ReduceOp::Sum))?;
                 assert_eq!(how.plan.algorithm, plan.algorithm, "{how}");
-                call()
+                collectives.all_reduce(from, to, ReduceOp::Sum, &stream)
             })
         })?;
         for replay in 1..4 {
@@ -100,7 +100,7 @@ fn only_sums_at_the_start_of_windows_are_loaded() {
         let (first, second) = (window.slice(..32)?, window.slice(32..)?);
         let other = comm.window::<f32>(32)?.device_slice();
         let plain = comm.mem_alloc::<f32>(32)?.device_slice();
-        let is_loaded = |call: &dyn Fn() -> Result<()>| {
+        let is_loaded = |call: &Collective<'_>| {
             let plans = collectives.plans(call)?;
             let is_offered = plans.iter().any(|plan| plan.algorithm == Algorithm::Pull);
             let how = collectives.explain(call)?;
@@ -115,12 +115,11 @@ fn only_sums_at_the_start_of_windows_are_loaded() {
             (&plain, &other, false),
             (&other, &plain, false),
         ] {
-            let reduce = || collectives.all_reduce(send, recv, sum, &stream);
-            assert_eq!(is_loaded(&reduce)?, expected);
+            assert_eq!(is_loaded(&Collective::all_reduce(send, recv, sum))?, expected);
             // The algorithm that is used instead gives right sums.
             send.copy_from_host(&[1.0 + rank.rank() as f32; 32])?;
             rank.barrier()?;
-            reduce()?;
+            collectives.all_reduce(send, recv, sum, &stream)?;
             stream.synchronize()?;
             let mut got = [0.0; 32];
             recv.copy_to_host(&mut got)?;
@@ -128,14 +127,14 @@ fn only_sums_at_the_start_of_windows_are_loaded() {
             rank.barrier()?;
         }
         let scaled = comm.pre_mul_sum(0.5_f32)?;
-        assert!(!is_loaded(&|| collectives.all_reduce(&first, &other, &scaled, &stream))?);
+        assert!(!is_loaded(&Collective::all_reduce(&first, &other, &scaled))?);
         for op in [ReduceOp::Avg, ReduceOp::Max, ReduceOp::Min, ReduceOp::Prod] {
-            assert!(!is_loaded(&|| collectives.all_reduce(&first, &other, op, &stream))?);
+            assert!(!is_loaded(&Collective::all_reduce(&first, &other, op))?);
         }
         let integers = comm.window::<i32>(32)?;
-        assert!(!is_loaded(&|| collectives.all_reduce(&integers, &integers, sum, &stream))?);
+        assert!(!is_loaded(&Collective::all_reduce(&integers, &integers, sum))?);
         let halves = comm.window::<f16>(32)?;
-        assert!(is_loaded(&|| collectives.all_reduce(&halves, &halves, sum, &stream))?);
+        assert!(is_loaded(&Collective::all_reduce(&halves, &halves, sum))?);
         Ok(())
     });
 }

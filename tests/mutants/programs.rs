@@ -6,8 +6,9 @@ mod products;
 
 use devcomm::sim::Simulation;
 use devcomm::{
-    Algorithm, Buffer, CollectivePlan, Collectives, CollectivesOptions, DevCommRequirements,
-    ExpertParallelOptions, GinConnectionType, Parts, ReduceOp, Result, Tokens, kernels,
+    Algorithm, Buffer, Collective, CollectivePlan, Collectives, CollectivesOptions,
+    DevCommRequirements, ExpertParallelOptions, GinConnectionType, Parts, ReduceOp, Result, Tokens,
+    kernels,
 };
 use devcomm_example_kernels as example_kernels;
 use devcomm_testing::simulated::Gpu;
@@ -257,8 +258,7 @@ fn plan_by(plans: Vec<CollectivePlan>, algorithm: Algorithm) -> Option<Collectiv
 fn all_reduces(gpu: &Gpu<'_>, count: usize, algorithm: Algorithm) -> Result<()> {
     let (send, recv) = (gpu.window(&vec![1_f32; count])?, gpu.window(&vec![0_f32; count])?);
     let (collectives, stream) = (collectives(gpu)?, gpu.stream()?);
-    let plans =
-        collectives.plans(|| collectives.all_reduce(&send, &recv, ReduceOp::Sum, &stream))?;
+    let plans = collectives.plans(&Collective::all_reduce(&send, &recv, ReduceOp::Sum))?;
     collectives.set_plan(plan_by(plans, algorithm));
     for launch in 0..LAUNCHES {
         stream.fill(&send, f32::from(launch))?;
@@ -279,7 +279,7 @@ fn push_allreduce(gpu: &Gpu<'_>) -> Result<()> {
 fn push_exchange(gpu: &Gpu<'_>) -> Result<()> {
     let (send, recv) = (gpu.window(&[1_f32; 128])?, gpu.window(&[0_f32; 256])?);
     let (collectives, stream) = (collectives(gpu)?, gpu.stream()?);
-    let plans = collectives.plans(|| collectives.all_gather(&send, &recv, &stream))?;
+    let plans = collectives.plans(&Collective::all_gather(&send, &recv))?;
     collectives.set_plan(plan_by(plans, Algorithm::Push));
     let out = gpu.buffer(&[0_f32; 256])?;
     for launch in 0..LAUNCHES {
@@ -293,8 +293,7 @@ fn push_exchange(gpu: &Gpu<'_>) -> Result<()> {
 fn pull_reduce_scatter(gpu: &Gpu<'_>) -> Result<()> {
     let (send, recv) = (gpu.window(&[1_f32; 256])?, gpu.window(&[0_f32; 128])?);
     let (collectives, stream) = (collectives(gpu)?, gpu.stream()?);
-    let plans =
-        collectives.plans(|| collectives.reduce_scatter(&send, &recv, ReduceOp::Sum, &stream))?;
+    let plans = collectives.plans(&Collective::reduce_scatter(&send, &recv, ReduceOp::Sum))?;
     collectives.set_plan(plan_by(plans, Algorithm::Pull));
     for launch in 0..LAUNCHES {
         stream.fill(&send, f32::from(launch))?;
@@ -307,7 +306,7 @@ fn lamport_exchange(gpu: &Gpu<'_>) -> Result<()> {
     let (send, recv) = (gpu.buffer(&[1_f32; 40])?, gpu.buffer(&[0_f32; 80])?);
     let all = gpu.buffer(&[0_f32; 160])?;
     let (collectives, stream) = (collectives(gpu)?, gpu.stream()?);
-    let plans = collectives.plans(|| collectives.all_gather(&send, &recv, &stream))?;
+    let plans = collectives.plans(&Collective::all_gather(&send, &recv))?;
     collectives.set_plan(plan_by(plans, Algorithm::Lamport));
     for launch in 0..LAUNCHES {
         stream.fill(&send, f32::from(launch))?;
@@ -345,8 +344,7 @@ fn lamport_reduce_scatter(gpu: &Gpu<'_>) -> Result<()> {
     let (send, recv) = (gpu.buffer(&[1_f32; 80])?, gpu.buffer(&[0_f32; 40])?);
     let half = gpu.buffer(&[0_f32; 20])?;
     let (collectives, stream) = (collectives(gpu)?, gpu.stream()?);
-    let plans =
-        collectives.plans(|| collectives.reduce_scatter(&send, &recv, ReduceOp::Sum, &stream))?;
+    let plans = collectives.plans(&Collective::reduce_scatter(&send, &recv, ReduceOp::Sum))?;
     collectives.set_plan(plan_by(plans, Algorithm::Lamport));
     for launch in 0..LAUNCHES {
         stream.fill(&send, f32::from(launch))?;

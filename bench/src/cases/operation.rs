@@ -2,7 +2,9 @@
 
 use anyhow::Result;
 use clap::ValueEnum;
-use devcomm::{Buffer, Collectives, Communicator, DeviceSlice, Element, Parts, ReduceOp, group};
+use devcomm::{
+    Buffer, Collective, Collectives, Communicator, DeviceSlice, Element, Parts, ReduceOp, group,
+};
 use devcomm_testing::numbers::{Number, Reduced, count_wrong_from, input, inputs};
 use devcomm_testing::simulated::read;
 
@@ -264,8 +266,8 @@ impl<'a, T: Number> Call<'a, T> {
         collectives: &'a Collectives,
     ) -> Result<Contender<'a>> {
         let (outcome, in_place) = (self.clone(), self.in_place);
+        let plan = self.ask(|call| collectives.explain(call))?.plan;
         let work = move || self.launch(CollectiveLibrary::Devcomm(collectives));
-        let plan = collectives.explain(&work)?.plan;
         Ok(Contender { in_place, ..Contender::new(variant, work, outcome) }.by_plan(plan))
     }
 
@@ -276,6 +278,27 @@ impl<'a, T: Number> Call<'a, T> {
 
     pub fn launch(&self, by: CollectiveLibrary<'_>) -> devcomm::Result<()> {
         self.operation.enqueue(by, [&self.send, &self.recv], self.op.parts().1, self.harness)
+    }
+
+    /// Calls `about` with this call's description, as [`Collectives::explain`] takes it.
+    pub fn ask<R>(&self, about: impl FnOnce(&Collective<'_>) -> R) -> R {
+        let Self { send, recv, harness: Harness { rank, .. }, .. } = self;
+        let (_, op, _) = self.op.parts();
+        match self.operation {
+            Operation::AllReduce => about(&Collective::all_reduce(send, recv, op)),
+            Operation::AllGather => about(&Collective::all_gather(send, recv)),
+            Operation::ReduceScatter => about(&Collective::reduce_scatter(send, recv, op)),
+            Operation::Broadcast => {
+                let send = (rank.rank() == ROOT).then(|| send.clone());
+                about(&Collective::broadcast(send, recv, ROOT))
+            }
+            Operation::AllToAll => about(&Collective::all_to_all(send, recv)),
+            Operation::AllToAllV => {
+                let [counts, offsets] = &self.parts_of(rank.rank());
+                let parts = Parts { counts, offsets };
+                about(&Collective::all_to_all_v(send, parts, recv, parts))
+            }
+        }
     }
 
     /// Returns NCCL's host call, on a communicator of this configuration.

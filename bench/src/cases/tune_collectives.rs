@@ -138,7 +138,7 @@ fn time<T: Number>(
     call: &Call<'_, T>,
     order: &mut fastrand::Rng,
 ) -> Result<[Vec<Timed<CollectivePlan>>; 2]> {
-    let plans = collectives.plans(|| call.launch(CollectiveLibrary::Devcomm(collectives)))?;
+    let plans = call.ask(|call| collectives.plans(call))?;
     let current = &Cell::new(None);
     let contender = |&plan: &CollectivePlan| {
         let work = move || {

@@ -43,7 +43,7 @@ pub use devcomm_host::WITHOUT_PTX;
 
 pub use self::allgather_gemm::{AllGatherGemm, AllGatherGemmPlan, GatheredProduct};
 pub use self::collectives::{
-    Algorithm, CollectiveKind, CollectivePlan, Collectives, CollectivesOptions, Parts,
+    Algorithm, Collective, CollectiveKind, CollectivePlan, Collectives, CollectivesOptions, Parts,
 };
 pub use self::expert_parallel::{
     ExpertParallel, ExpertParallelMemory, ExpertParallelOptions, Returning, Sent, Tokens,

@@ -19,7 +19,7 @@ pub struct Parts<'a> {
 }
 
 /// The buffer to send, or the buffer to receive in, with its parts.
-struct Side<'a, T> {
+pub(super) struct Side<'a, T> {
     slice: DeviceSlice<T>,
     parts: Parts<'a>,
 }
@@ -66,10 +66,6 @@ impl Collectives {
     ) -> Result<()> {
         let me = self.communicator.rank();
         let sides = self.sides((send.device_slice(), sent), (recv.device_slice(), received))?;
-        let explain = || self.explain_exchange_v(&sides);
-        if self.answers(|| Ok((explain(), vec![explain().plan])))? {
-            return Ok(());
-        }
         let [send, recv] = &sides;
         self.require_own(Some(&send.slice), &recv.slice, stream)?;
         let Some(workspace) = &self.workspace else {
@@ -94,7 +90,7 @@ impl Collectives {
             exchange::Target::offer(window.number() as usize, *at)
         };
         let (first, target) = (window.as_ref().map_or(0, offer), self.compiled.on(stream));
-        let args = (comm, memory.args(), used, longest, input, output, from, to, first, offers);
+        let args = (comm, memory, used, longest, input, output, from, to, first, offers);
         // Ranks may have different grids, so that a block may wait for any block of a peer: all
         // blocks of a launch must run at the same time. With `concurrent == 1`, `config` makes the
         // launch cooperative, as for every `Push`. Otherwise there is room for all blocks, since
@@ -128,7 +124,7 @@ impl Collectives {
     }
 
     /// Returns both buffers with their parts, checked.
-    fn sides<'a, T: Element>(
+    pub(super) fn sides<'a, T: Element>(
         &self,
         send: (DeviceSlice<T>, Parts<'a>),
         recv: (DeviceSlice<T>, Parts<'a>),
@@ -148,7 +144,7 @@ impl Collectives {
 
     /// Returns how the long messages are sent, and why; how the short ones are sent, if this rank
     /// neither sends nor receives a long one.
-    fn explain_exchange_v<T: Element>(&self, sides: &[Side<'_, T>; 2]) -> Explanation {
+    pub(super) fn explain_exchange_v<T: Element>(&self, sides: &[Side<'_, T>; 2]) -> Explanation {
         let Some(workspace) = &self.workspace else {
             return Request::by_nccl(AllToAll, self.unreached()).model();
         };

@@ -1,61 +1,16 @@
-//! Calls of collectives, which are explained or enqueued, and the kernels of those that move
-//! elements of any type: all-gather, broadcast and all-to-all.
+//! Calls of collectives, which can be explained and enqueued.
 
-use devcomm_host::{ReduceOperator, Turn};
-use devcomm_kernels::collectives::exchange::{Messages, MessagesArgs};
-use devcomm_kernels::collectives::{lamport_exchange, room};
+use devcomm_host::ReduceOperator;
 
+use super::plan::Request;
 use super::reduce::KernelReduction;
-use super::{Algorithm, CollectivePlan, Collectives, INVALID, NOT_IN_WINDOW, Request, Workspace};
+use super::{Algorithm, CollectivePlan, Collectives, INVALID, Parts, Workspace};
 use crate::CollectiveKind::{self, AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter};
 use crate::prelude::*;
 
-impl Collectives {
-    /// Stores all ranks' `send` to every rank's `recv`, in rank order: its length is that of `send`
-    /// times the number of ranks. In place, `send` is this rank's chunk of `recv`. Errors are those
-    /// of [`Communicator::all_gather`](devcomm_host::Communicator::all_gather).
-    pub fn all_gather<S, R>(&self, send: &S, recv: &R, stream: &Stream) -> Result<()>
-    where
-        S: Buffer<Element: Element>,
-        R: Buffer<Element = S::Element>,
-    {
-        let (from, to) = (&send.device_slice(), &recv.device_slice());
-        let call = Call::exchange(self, AllGather, Some(from), to, 0);
-        call.run(stream, || self.communicator.all_gather(send, recv, stream))
-    }
-
-    /// Stores `root`'s `send` to every rank's `recv`; both have the same length. The other ranks'
-    /// `send` is not used and may be `None`. In place, `root`'s `send` is its `recv`. Errors are
-    /// those of [`Communicator::broadcast`](devcomm_host::Communicator::broadcast).
-    pub fn broadcast<T: Element>(
-        &self,
-        send: Option<DeviceSlice<T>>,
-        recv: &impl Buffer<Element = T>,
-        root: usize,
-        stream: &Stream,
-    ) -> Result<()> {
-        let to = &recv.device_slice();
-        let call = Call::exchange(self, Broadcast, send.as_ref(), to, root);
-        let send = || call.send.cloned();
-        call.run(stream, || self.communicator.broadcast(send(), recv, root, stream))
-    }
-
-    /// Stores chunk `r` of rank `i`'s `send` to chunk `i` of rank `r`'s `recv`; both have the same
-    /// length, one chunk per rank. Not in place. Errors are those of
-    /// [`Communicator::all_to_all`](devcomm_host::Communicator::all_to_all).
-    pub fn all_to_all<S, R>(&self, send: &S, recv: &R, stream: &Stream) -> Result<()>
-    where
-        S: Buffer<Element: Element>,
-        R: Buffer<Element = S::Element>,
-    {
-        let (from, to) = (&send.device_slice(), &recv.device_slice());
-        let call = Call::exchange(self, AllToAll, Some(from), to, 0);
-        call.run(stream, || self.communicator.all_to_all(send, recv, stream))
-    }
-}
-
 /// A collective with its buffers, of elements `T`.
 pub(super) struct Call<'a, T> {
+    /// What performs it.
     pub(super) by: &'a Collectives,
     pub(super) kind: CollectiveKind,
     /// The buffer to send, if this rank sends.
@@ -69,7 +24,7 @@ pub(super) struct Call<'a, T> {
 
 impl<'a, T: Element> Call<'a, T> {
     /// Returns a call that moves elements. Only the root of a broadcast sends.
-    fn exchange(
+    pub(super) fn exchange(
         by: &'a Collectives,
         kind: CollectiveKind,
         send: Option<&'a DeviceSlice<T>>,
@@ -80,6 +35,7 @@ impl<'a, T: Element> Call<'a, T> {
         Self { by, kind, send: send.filter(|_| is_sender), recv, root, reduction: None }
     }
 
+    /// Returns a call that reduces elements.
     pub(super) fn reduce(
         by: &'a Collectives,
         kind: CollectiveKind,
@@ -126,8 +82,8 @@ impl<'a, T: Element> Call<'a, T> {
         }
     }
 
-    /// Returns the request of a message that is sent in one step if its slots are not too many, by
-    /// a kernel of which a multiprocessor has room for `room` threads.
+    /// Returns the request of a message that is sent in one step if its slots are not too many. A
+    /// multiprocessor has room for `room` threads of the kernel.
     pub(super) fn in_one_step(
         &self,
         workspace: &Workspace,
@@ -140,7 +96,7 @@ impl<'a, T: Element> Call<'a, T> {
             slots: is_short.then_some(slots as u32),
             most_blocks: self.by.smallest.multiprocessors,
             most_threads: workspace.threads(room),
-            ..Request::by_nccl(self.kind, NOT_IN_WINDOW)
+            ..Request::by_nccl(self.kind, super::NOT_IN_WINDOW)
         }
     }
 
@@ -156,98 +112,132 @@ impl<'a, T: Element> Call<'a, T> {
         format!("{name} {} {}{operator}", self.recv.len(), T::NAME)
     }
 
-    /// Explains the collective, or enqueues it: by a kernel, once its buffers are checked and, in a
-    /// checked world, its terms compared, or by NCCL.
+    /// Enqueues the collective: by a kernel, once its buffers are checked and, in a checked world,
+    /// its terms compared, or by NCCL.
     pub(super) fn run(&self, stream: &Stream, nccl: impl FnOnce() -> Result<()>) -> Result<()> {
-        let request = self.request();
-        let how = self.by.decide(&request);
-        if self.by.answers(|| Ok((how, request.candidates(self.by.table.find(&request)))))? {
-            return Ok(());
-        }
-        let plan = how.plan;
+        let plan = self.by.decide(&self.request()).plan;
         let workspace = self.by.workspace.as_ref().filter(|_| plan.algorithm != Algorithm::Nccl);
         let Some(workspace) = workspace else { return nccl() };
         self.by.require_own(self.send, self.recv, stream)?;
         self.by.compare(plan, || self.terms())?;
-        let launch =
-            Launch { call: self, workspace, plan, stream, _turn: self.by.order.begin(stream)? };
-        match self.reduction {
-            Some((_, by_kernel)) => launch.reduce(by_kernel),
-            None => launch.exchange(),
-        }
-    }
-
-    fn messages(&self) -> MessagesArgs<usize, usize, usize, u32> {
-        let output_bytes = self.recv.byte_len();
-        let chunk = output_bytes / self.by.communicator.n_ranks();
-        let (bytes, input_stride, sender) = match self.kind {
-            Broadcast => (output_bytes, 0, self.root as u32),
-            AllToAll => (chunk, chunk, Messages::ALL),
-            _ => (chunk, 0, Messages::ALL),
-        };
-        MessagesArgs { bytes, input_stride, output_bytes, sender }
-    }
-
-    fn request_exchange(&self, workspace: &Workspace) -> Request {
-        let ranks = self.by.communicator.n_ranks();
-        let (bytes, is_broadcast) = (self.messages().bytes, self.kind == Broadcast);
-        // Whether all messages begin at multiples of 16 bytes. A broadcast's message need not: only
-        // the root knows where it begins, and copies it.
-        let send = self.send.map_or(0, DeviceSlice::device_address);
-        let of_all = if is_broadcast { 0 } else { send | bytes as u64 };
-        let is_aligned = (of_all | self.recv.device_address()).is_multiple_of(16);
-        // A root that pushes to several peers takes longer than NCCL, where ranks pass data on.
-        let is_pushed = ranks == 2 || !is_broadcast;
-        let pushes = is_pushed && is_aligned && Window::<u8>::index_of(self.recv).is_some();
-        let message = (bytes, lamport_exchange::slots(bytes));
-        let nccl =
-            if is_pushed { NOT_IN_WINDOW } else { "as the message is too long for one step" };
-        Request {
-            nccl,
-            push: pushes.then(|| workspace.plan(Algorithm::Push, room::PUSH_EXCHANGE)),
-            ..self.in_one_step(workspace, message, room::LAMPORT_EXCHANGE)
+        let _turn = self.by.order.begin(stream)?;
+        // SAFETY: `request` has checked the buffers and chosen the plan for them; dropping a buffer
+        // waits for the stream. `_turn` orders the launches that use the workspace.
+        unsafe {
+            match self.reduction {
+                Some((_, by)) => self.launch_reduction(workspace, by, plan, stream),
+                None => self.launch_exchange(workspace, plan, stream),
+            }
         }
     }
 }
 
-/// A call in its turn, whose [request](Call::request) the plan can do: its kernel may be launched.
-/// Dropping a buffer waits for the stream.
-pub(super) struct Launch<'a, T> {
-    pub(super) call: &'a Call<'a, T>,
-    pub(super) workspace: &'a Workspace,
-    pub(super) plan: CollectivePlan,
-    pub(super) stream: &'a Stream,
-    _turn: Turn<'a>,
+/// A call of a method of [`Collectives`], as a value, to ask about: how it would be done, and which
+/// plans can do it. Nothing is launched.
+///
+/// Each of its functions has the name of a method, and its arguments except the stream.
+///
+/// ```no_run
+/// # use devcomm::{Collective, Collectives, ReduceOp, Result, Window};
+/// # fn f(collectives: &Collectives, x: &Window<f32>) -> Result<()> {
+/// let how = collectives.explain(&Collective::all_reduce(x, x, ReduceOp::Sum))?;
+/// println!("{how}"); // lamport:4x128, as the message is short
+/// # Ok(())
+/// # }
+/// ```
+pub struct Collective<'a>(pub(super) Box<Choose<'a>>);
+
+/// Returns how a call is done, and the plans that can do it.
+type Choose<'a> = dyn Fn(&Collectives) -> Result<(Explanation, Vec<CollectivePlan>)> + 'a;
+
+impl<'a> Collective<'a> {
+    /// Describes a call of [`Collectives::all_reduce`].
+    pub fn all_reduce<T: Element>(
+        send: &impl Buffer<Element = T>,
+        recv: &impl Buffer<Element = T>,
+        op: impl ReduceOperator<T> + 'a,
+    ) -> Self {
+        let (send, recv) = (send.device_slice(), recv.device_slice());
+        Self::of(move |by| Ok(Call::reduce(by, AllReduce, [&send, &recv], &op)?.request()))
+    }
+
+    /// Describes a call of [`Collectives::reduce_scatter`].
+    pub fn reduce_scatter<T: Element>(
+        send: &impl Buffer<Element = T>,
+        recv: &impl Buffer<Element = T>,
+        op: impl ReduceOperator<T> + 'a,
+    ) -> Self {
+        let (send, recv) = (send.device_slice(), recv.device_slice());
+        Self::of(move |by| Ok(Call::reduce(by, ReduceScatter, [&send, &recv], &op)?.request()))
+    }
+
+    /// Describes a call of [`Collectives::all_gather`].
+    pub fn all_gather<T: Element>(
+        send: &impl Buffer<Element = T>,
+        recv: &impl Buffer<Element = T>,
+    ) -> Self {
+        let (send, recv) = (Some(send.device_slice()), recv.device_slice());
+        Self::of(move |by| Ok(Call::exchange(by, AllGather, send.as_ref(), &recv, 0).request()))
+    }
+
+    /// Describes a call of [`Collectives::broadcast`].
+    pub fn broadcast<R>(send: Option<DeviceSlice<R::Element>>, recv: &R, root: usize) -> Self
+    where
+        R: Buffer<Element: Element>,
+    {
+        let recv = recv.device_slice();
+        Self::of(move |by| Ok(Call::exchange(by, Broadcast, send.as_ref(), &recv, root).request()))
+    }
+
+    /// Describes a call of [`Collectives::all_to_all`].
+    pub fn all_to_all<T: Element>(
+        send: &impl Buffer<Element = T>,
+        recv: &impl Buffer<Element = T>,
+    ) -> Self {
+        let (send, recv) = (Some(send.device_slice()), recv.device_slice());
+        Self::of(move |by| Ok(Call::exchange(by, AllToAll, send.as_ref(), &recv, 0).request()))
+    }
+
+    fn of(request: impl Fn(&Collectives) -> Result<Request> + 'a) -> Self {
+        Self(Box::new(move |by| {
+            let request = request(by)?;
+            Ok((by.decide(&request), request.candidates(by.table.find(&request))))
+        }))
+    }
+
+    /// Describes a call of [`Collectives::all_to_all_v`].
+    pub fn all_to_all_v<S, R>(send: &S, sent: Parts<'a>, recv: &R, received: Parts<'a>) -> Self
+    where
+        S: Buffer<Element: Element>,
+        R: Buffer<Element = S::Element>,
+    {
+        let (send, recv) = (send.device_slice(), recv.device_slice());
+        Self(Box::new(move |collectives| {
+            let sides = collectives.sides((send.clone(), sent), (recv.clone(), received))?;
+            let how = collectives.explain_exchange_v(&sides);
+            Ok((how, vec![how.plan]))
+        }))
+    }
+
+    /// Describes a call of [`Collectives::all_reduce_rmsnorm`]. With the input as the output, the
+    /// plans are also those of its quantised form.
+    pub fn all_reduce_rmsnorm<T: Element>(
+        input: &impl Buffer<Element = T>,
+        residual: &impl Buffer<Element = T>,
+        weight: &impl Buffer<Element = T>,
+        output: &impl Buffer<Element = T>,
+    ) -> Self {
+        let [input, residual] = [input.device_slice(), residual.device_slice()];
+        let buffers = [input, residual, weight.device_slice(), output.device_slice()];
+        Self(Box::new(move |collectives| {
+            let how = collectives.explain_rmsnorm(&buffers)?;
+            Ok((how, vec![how.plan]))
+        }))
+    }
 }
 
-impl<T: Element> Launch<'_, T> {
-    fn exchange(self) -> Result<()> {
-        let Self { call: &Call { by, send, recv, .. }, workspace, plan, stream, .. } = self;
-        let Workspace { dev_comm, memory, options, .. } = workspace;
-        let messages = self.call.messages();
-        let mut input = send.map_or(0, DeviceSlice::device_address);
-        let (target, config) = (by.compiled.on(stream), options.config(plan));
-        if plan.algorithm == Algorithm::Lamport {
-            let output = recv.device_address();
-            let args = (dev_comm, memory.args(), input, output, messages);
-            // Ranks may take different types: a slot has the same bytes with each of them.
-            use lamport_exchange::{LongVector, Vector};
-            let slots = lamport_exchange::slots(messages.bytes) as u32;
-            let is_long = lamport_exchange::is_long(slots, plan.blocks * plan.threads);
-            let zeros = (input | output | messages.bytes as u64).trailing_zeros();
-            // SAFETY: a `Launch` has its turn and buffers; `Workspace::new` allocates the rest.
-            return with_type!((zeros, is_long), Unit => unsafe {
-                kernels::lamport_exchange::<Unit>::launch(args, config, &target)
-            }; { (4.., true) => LongVector, (4.., false) => Vector, (2.., _) => u32, _ => u8 });
-        }
-        let (output, first) = window::<u8, T>("the buffer to receive in", recv)?;
-        // Only the root of a broadcast gets here with such an input, and sends its output instead.
-        if let Some(send) = send.filter(|_| !input.is_multiple_of(16)) {
-            stream.copy(send, recv)?;
-            input = recv.device_address();
-        }
-        let kernel = kernels::push_exchange::args(dev_comm, input, &output, first, messages);
-        // SAFETY: a `Launch` has its turn and buffers: messages are aligned, or the copy is.
-        unsafe { kernel.config(config).launch(&target) }
+impl std::fmt::Debug for Collective<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Collective")
     }
 }

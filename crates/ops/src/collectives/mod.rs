@@ -2,6 +2,7 @@
 
 mod all_to_all_v;
 mod call;
+mod exchange;
 mod plan;
 mod reduce;
 mod rmsnorm;
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use devcomm_kernels::collectives::push_allreduce;
 
 pub use self::all_to_all_v::Parts;
+pub use self::call::Collective;
 pub use self::plan::{Algorithm, CollectiveKind, CollectivePlan};
 use self::plan::{Request, Table};
 use self::reduce::most_pushed;
@@ -26,16 +28,29 @@ use crate::prelude::*;
 ///
 /// As with a [`Communicator`], every rank calls the same operations in the same order, with buffers
 /// of the same lengths and types. A buffer is at the same offset of the same window on all ranks,
-/// or in a window on none; it begins at a multiple of 16 bytes on all ranks or on none. Elements
-/// that are moved keep their bits, and [`ReduceOp`] says how NaNs and zeros are reduced. Only work
-/// on the operation's stream may access its buffers until the operation has ended. Launches are
-/// dependent ones. The [crate](crate#example) has an example.
+/// or in a window on none; it begins at a multiple of 16 bytes on all ranks or on none.
+/// Elements that are moved keep their bits, and [`ReduceOp`](devcomm_host::ReduceOp) says how NaNs
+/// and zeros are reduced. Kernels are launched with programmatic dependent launch. Only work on the
+/// operation's stream may access its buffers until the operation has ended.
 ///
 /// Operations may be on several streams, captured or not: each follows the one before, and so does
 /// the launch of a [graph](devcomm_host::Graph) with operations. A graph of another library is
 /// ordered with them by the program. The operations of up to [`CollectivesOptions::concurrent`]
 /// `Collectives` (2 by default) may be called in a different order on each rank, if kernels and not
 /// NCCL do them. With more of them, the order is the same on all ranks.
+///
+/// ```no_run
+/// use devcomm::{Collectives, ReduceOp, World};
+///
+/// World::from_env()?.run(|rank| {
+///     let (comm, stream) = (rank.communicator()?, rank.stream()?);
+///     let gradients = comm.window::<f32>(1 << 20)?;
+///     let collectives = Collectives::new(comm)?;
+///     collectives.all_reduce(&gradients, &gradients, ReduceOp::Sum, &stream)?;
+///     stream.synchronize()
+/// })?;
+/// # Ok::<_, devcomm::Error>(())
+/// ```
 pub struct Collectives {
     communicator: Communicator,
     compiled: Kernels,
@@ -48,26 +63,6 @@ pub struct Collectives {
     order: Arc<StreamOrder>,
     table: Table,
     plan: Cell<Option<CollectivePlan>>,
-    question: Question,
-}
-
-/// Whether a call answers how it would be done, and launches nothing; and the answer.
-#[derive(Default)]
-struct Question {
-    is_asked: Cell<bool>,
-    answer: Cell<Option<Answer>>,
-}
-
-/// How a call is done, and the plans that can do it.
-type Answer = (Explanation, Vec<CollectivePlan>);
-
-/// Ends a question when it is dropped, also if the call panics.
-struct Asking<'a>(&'a Question);
-
-impl Drop for Asking<'_> {
-    fn drop(&mut self) {
-        self.0.is_asked.set(false);
-    }
 }
 
 /// The memory that ranks send to.
@@ -105,10 +100,11 @@ impl CollectivesOptions {
         Self { lamport_bytes: None, push_blocks: None, concurrent: 2 }
     }
 
-    /// Sets the longest message in bytes that is sent in one step; an all-reduce of two ranks may
-    /// have sixteen times as many. The workspace has room for two of the longest messages of each
-    /// rank (of two ranks, of the other one), and by default up to 32 MiB more for long messages.
-    /// Default: 4 MiB for 2 ranks (128 MiB for messages), 1 MiB for 4, 512 KiB for 8.
+    /// Sets the longest message in bytes that is sent in one step; that of an all-reduce of two
+    /// ranks may be sixteen times as long. The workspace has room for two of the longest messages
+    /// of each rank (of two ranks, of the other one), and by default up to 32 MiB more for
+    /// [`push_blocks`](Self::push_blocks). Default: 4 MiB for 2 ranks (128 MiB for messages), 1 MiB
+    /// for 4, 512 KiB for 8.
     pub const fn lamport_bytes(self, bytes: usize) -> Self {
         Self { lamport_bytes: Some(bytes), ..self }
     }
@@ -122,8 +118,9 @@ impl CollectivesOptions {
 
     /// Sets the number of `Collectives`, 1 to 4, whose operations may run on a GPU at the same
     /// time, on streams of their own and called in a different order on each rank. Each of them
-    /// uses at most its share of each multiprocessor; with 1, an operation may fill the GPU. Those
-    /// of more objects wait for each other in the order of the host's calls. Default: 2.
+    /// uses at most its share of each multiprocessor; with 1, an operation may fill the GPU.
+    /// Operations of more `Collectives` wait for each other in the order of the host's calls, which
+    /// then must be the same on all ranks. Default: 2.
     pub const fn concurrent(self, objects: u32) -> Self {
         Self { concurrent: objects, ..self }
     }
@@ -135,8 +132,8 @@ impl CollectivesOptions {
         Ok(built)
     }
 
-    /// Creates the collectives, for a product that has this `order`, if there is one: they follow
-    /// its launches, and never do RMSNorm. *Collective*.
+    /// Creates the collectives. With an `order` they are part of the product that has it, whose
+    /// launches they follow, and never do RMSNorm. *Collective*.
     pub(crate) fn build_in(
         self,
         comm: &Communicator,
@@ -185,13 +182,13 @@ impl CollectivesOptions {
             // whatever number is asked for, there is at most one on a multiprocessor.
             let is_bounded = push_blocks.is_none() || concurrent > 1;
             let most = if is_bounded { smallest.multiprocessors } else { u32::MAX };
-            let resolved = self.push_blocks(self.blocks().min(most));
+            let resolved = self.push_blocks(push_blocks.unwrap_or(PUSH_BLOCKS).min(most));
             let workspace = || Workspace::new(comm, resolved, smallest.threads);
             let workspace = all_reach.then(workspace).transpose()?;
             // GPUs of several kinds have different tables.
             let is_one_kind = gpus.iter().all(|[name, ..]| *name == gpus[0][0]);
-            let has_defaults = (lamport_bytes, push_blocks) == (None, None);
-            let is_measured = has_defaults && all_reach && is_one_kind;
+            let has_default_plans = lamport_bytes.is_none() && push_blocks.is_none();
+            let is_measured = has_default_plans && all_reach && is_one_kind;
             let table = is_measured.then(|| Table::of(&name, comm.n_ranks()));
             let new_order = || StreamOrder::concurrent(comm.context(), concurrent).map(Arc::new);
             Ok(Collectives {
@@ -203,7 +200,6 @@ impl CollectivesOptions {
                 order: order.map_or_else(new_order, Ok)?,
                 table: table.unwrap_or_default(),
                 plan: Cell::default(),
-                question: Question::default(),
             })
         })
     }
@@ -215,9 +211,10 @@ impl CollectivesOptions {
 
     /// Returns a block's most threads; a multiprocessor has room for `room` of such threads.
     ///
-    /// If several objects run at a time, each may have two launches on the GPU: one that runs, and
-    /// the next one, which waits. A block of each launch fits on each multiprocessor, and a launch
-    /// has no more blocks than there are multiprocessors: so all blocks have room.
+    /// If several objects run at a time, each may have two launches on the GPU: one that runs and,
+    /// by dependent launch, the next one, which waits. A block of each of these launches fits on
+    /// each multiprocessor, and a launch has at most as many blocks as there are multiprocessors:
+    /// so there is always room for the blocks that have not begun.
     pub(super) fn threads(self, room: u32) -> u32 {
         let launches = if self.concurrent == 1 { 1 } else { 2 * self.concurrent };
         (room / launches / 32 * 32).min(THREADS)
@@ -251,9 +248,10 @@ impl CollectivesOptions {
 
     /// Returns the shape of a launch that is not dependent.
     ///
-    /// A block of Lamport messages sends before it waits for the peers' blocks of its index, so
-    /// these blocks need not run at the same time. If several objects run at a time, all blocks
-    /// have room, and a cooperative launch would wait for that of another object.
+    /// The blocks of Lamport messages need not run at the same time: each one sends before it
+    /// waits, and waits for the peers' blocks of its index. If several objects run at a time, all
+    /// blocks of a launch have room, and a cooperative launch would wait for that of another
+    /// object.
     fn independent(self, plan: CollectivePlan) -> LaunchConfig {
         let CollectivePlan { algorithm, blocks, threads } = plan;
         let config = LaunchConfig::new(blocks, threads);
@@ -293,8 +291,9 @@ fn load(comm: &Communicator, is_older: bool) -> Result<Kernels> {
     Kernels::load(comm.context(), &KERNELS.only(if is_older { PORTABLE } else { FILES }))
 }
 
-/// The most threads of a block: as many as the kernels allow. Two blocks of 256 threads on a
-/// multiprocessor take 10 % longer to push long messages.
+/// The most threads of a block: as many as the kernels allow. With two blocks of 256 threads on a
+/// multiprocessor instead of one, the first blocks of the next launch that pushes long messages
+/// would share multiprocessors, and take 10 % longer.
 const THREADS: u32 = 512;
 
 /// Why NCCL does what no kernel can.
@@ -306,7 +305,8 @@ const NOT_IN_WINDOW: &str = "as the message is too long for one step, and not al
 
 const NAME: &str = "Collectives::new";
 
-/// The most slots of a message: kernels count them in 32 bits, also beyond the last one.
+/// The most slots of a message: kernels count slots in 32 bits, also those that follow the last one
+/// in the steps of a grid.
 const MOST_SLOTS: usize = 1 << 31;
 
 impl Collectives {
@@ -324,58 +324,30 @@ impl Collectives {
         CollectivesOptions::new().build(comm)
     }
 
-    /// Returns how the operation that `call` enqueues would be done, and why. Nothing is launched.
-    ///
-    /// ```no_run
-    /// # use devcomm::{Collectives, ReduceOp, Result, Stream, Window};
-    /// # fn f(collectives: &Collectives, x: &Window<f32>, stream: &Stream) -> Result<()> {
-    /// let how = collectives.explain(|| collectives.all_reduce(x, x, ReduceOp::Sum, stream))?;
-    /// println!("{how}"); // lamport:4x128, as the message is short
-    /// # Ok(())
-    /// # }
-    /// ```
+    /// Returns how a call of one of these methods would be done, and why. Nothing is launched.
     ///
     /// # Errors
     ///
-    /// Those of the call that come before the choice, for example for a closed operator;
-    /// [`Error::InvalidInput`] if `call` calls no operation of this object.
-    pub fn explain(&self, call: impl FnOnce() -> Result<()>) -> Result<Explanation> {
-        Ok(self.ask(call)?.0)
+    /// Those of the call that come before the choice, for example a buffer of another context.
+    pub fn explain(&self, call: &Collective<'_>) -> Result<Explanation> {
+        Ok((call.0)(self)?.0)
     }
 
-    /// Returns the plans by which the operation that `call` enqueues can be done, for
-    /// [`set_plan`](Self::set_plan). The first one is taken if none is set. Nothing is launched.
-    /// Errors are those of [`explain`](Self::explain).
-    pub fn plans(&self, call: impl FnOnce() -> Result<()>) -> Result<Vec<CollectivePlan>> {
-        Ok(self.ask(call)?.1)
+    /// Returns the plans by which a call can be done, for [`set_plan`](Self::set_plan). The first
+    /// one is taken if none is set. Errors are those of [`explain`](Self::explain).
+    pub fn plans(&self, call: &Collective<'_>) -> Result<Vec<CollectivePlan>> {
+        Ok((call.0)(self)?.1)
     }
 
-    fn ask(&self, call: impl FnOnce() -> Result<()>) -> Result<Answer> {
-        let Question { is_asked, answer } = &self.question;
-        answer.take();
-        is_asked.set(true);
-        let _asking = Asking(&self.question);
-        call()?;
-        answer.take().map_or_else(|| refuse("no operation was called to explain it"), Ok)
-    }
-
-    /// Returns whether an operation is called to explain it; then it gives its answer.
-    fn answers(&self, answer: impl FnOnce() -> Result<Answer>) -> Result<bool> {
-        let is_asked = self.question.is_asked.get();
-        if is_asked {
-            self.question.answer.set(Some(answer()?));
-        }
-        Ok(is_asked)
-    }
-
-    /// Uses this plan for every operation that it fits, with the blocks that its size needs; `None`
-    /// returns to the default choice. All-reduces with RMSNorm in one step, and
-    /// [`all_to_all_v`](Self::all_to_all_v), have no other plan. Every rank sets the same plan
-    /// between the same operations.
+    /// Uses this plan for every operation that it fits, with the blocks that its size needs, also
+    /// for the all-reduce that RMSNorm follows. All-reduces with RMSNorm in one step, and
+    /// [`all_to_all_v`](Self::all_to_all_v), have no other plan. `None` returns to the default
+    /// choice. Every rank sets the same plan between the same operations.
     pub fn set_plan(&self, plan: Option<CollectivePlan>) {
         self.plan.set(plan);
     }
 
+    /// Returns how an operation is done, and why.
     fn decide(&self, request: &Request) -> Explanation {
         let how = |reason| move |plan| Explanation { plan, reason };
         let set = self.plan.get().and_then(|plan| request.adapt(plan)).map(how("as it was set"));

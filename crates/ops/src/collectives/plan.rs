@@ -147,6 +147,7 @@ impl Request {
         CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads }
     }
 
+    /// Returns whether the plan does what is asked for.
     fn can(&self, plan: CollectivePlan) -> bool {
         let CollectivePlan { algorithm, blocks, threads } = plan;
         let is_within = |most: Option<CollectivePlan>| {
@@ -166,8 +167,8 @@ impl Request {
         }
     }
 
-    /// Returns this plan with a grid for the request, if it does what is asked for: as many
-    /// threads, in blocks of another size if need be, up to the most that the request allows.
+    /// Returns this plan with a grid for the request, if it does what is asked for: the same number
+    /// of threads, in blocks of another size if need be, up to the most that the request allows.
     pub(super) fn adapt(&self, plan: CollectivePlan) -> Option<CollectivePlan> {
         let mut adapted = plan;
         match plan.algorithm {
@@ -191,8 +192,8 @@ impl Request {
         self.can(adapted).then_some(adapted)
     }
 
-    /// Returns the plans that do what is asked for: the measured one, that of the model, and
-    /// others.
+    /// Returns the plans that do what is asked for: first the measured one, if there is one, and
+    /// then that of the model.
     pub(super) fn candidates(&self, measured: Option<CollectivePlan>) -> Vec<CollectivePlan> {
         let mut plans: Vec<_> = measured.into_iter().chain([self.model().plan]).collect();
         if let Some(slots) = self.slots {
@@ -213,6 +214,7 @@ impl Request {
     }
 }
 
+/// Returns the threads of a block for this number of slots.
 fn threads(slots: u32) -> u32 {
     match slots {
         0..=64 => 64,

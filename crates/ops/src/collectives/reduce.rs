@@ -7,13 +7,14 @@ use devcomm_kernels::collectives::lamport_allreduce::ROWS;
 use devcomm_kernels::collectives::reduction::{Reduction, ReductionArgs};
 use devcomm_kernels::collectives::{lamport_exchange, room};
 
-use super::call::{Call, Launch};
+use super::call::Call;
 use super::{Algorithm, CollectivePlan, Collectives, Request, UNREDUCED, Workspace};
 use crate::CollectiveKind::{AllReduce, ReduceScatter};
 use crate::prelude::*;
 
 /// Returns the most vectors of 16 bytes that a block of `push_allreduce` pushes to each peer in a
-/// round, at most 128 KiB to all peers: a power of two, for 2, 4 or 8 ranks at least 1024.
+/// round, at most 128 KiB to all peers: a power of two, of 2, 4 or 8 ranks at least 1024. With
+/// 64 KiB, the barriers take 2 % of the time on two H200.
 pub(super) const fn most_pushed(ranks: usize) -> usize {
     (128 << 10) / 16 / (ranks - 1).next_power_of_two()
 }
@@ -57,6 +58,7 @@ impl Collectives {
 }
 
 impl<T: Element> Call<'_, T> {
+    /// Returns the request of a call that reduces elements.
     pub(super) fn request_reduction(
         &self,
         workspace: &Workspace,
@@ -118,37 +120,48 @@ impl<T: Element> Call<'_, T> {
             ..short
         }
     }
-}
 
-impl<T: Element> Launch<'_, T> {
-    pub(super) fn reduce(self, by_kernel: Option<KernelReduction>) -> Result<()> {
-        let Self { call: &Call { by, kind, send, recv, .. }, workspace, plan, stream, .. } = self;
+    /// Launches the kernel of a plan that reduces elements.
+    ///
+    /// # Safety
+    ///
+    /// The plan can do the [request](Self::request), and the buffers stay allocated until the
+    /// kernel has ended. Launches of the workspace's kernels are ordered.
+    pub(super) unsafe fn launch_reduction(
+        &self,
+        workspace: &Workspace,
+        by_kernel: Option<KernelReduction>,
+        plan: CollectivePlan,
+        stream: &Stream,
+    ) -> Result<()> {
         let Workspace { dev_comm, options, inbox, memory, .. } = workspace;
-        let (Some(send), Some(by_kernel)) = (send, by_kernel) else {
+        let (Some(send), Some(by_kernel)) = (self.send, by_kernel) else {
             return refuse(UNREDUCED);
         };
-        let ranks = by.communicator.n_ranks();
+        let (recv, ranks) = (self.recv, self.by.communicator.n_ranks());
         let (input, output, count) = (send.device_address(), recv.device_address(), recv.len());
-        let (target, config) = (by.compiled.on(stream), options.config(plan));
+        let (target, config) = (self.by.compiled.on(stream), options.config(plan));
         let reduction = match by_kernel {
             KernelReduction::Floats(reduction) => reduction,
             KernelReduction::Any { operator, divisor } => {
-                let args = (dev_comm, memory.args(), input, output, count, operator, divisor);
-                return with_element!(
-                    T::DATA_TYPE, Other in i8, u8, i32, u32, i64, u64, f64, F8E4M3, F8E5M2 => {
-                        type Kernel = kernels::lamport_allreduce_any<Other>;
-                        // SAFETY: a `Launch` has its turn and buffers; `Workspace::new` allocates
-                        // what the kernel needs beside them.
-                        unsafe { Kernel::launch(args, config, &target) }
-                    }
-                );
+                let args = (dev_comm, memory, input, output, count, operator, divisor);
+                // SAFETY: the caller keeps the buffers allocated and orders the launches;
+                // `Workspace::new` allocates what the kernel needs.
+                return with_type!(T::DATA_TYPE, Other => unsafe {
+                    kernels::lamport_allreduce_any::<Other>::launch(args, config, &target)
+                }; {
+                    DataType::Int8 => i8, DataType::Uint8 => u8, DataType::Int32 => i32,
+                    DataType::Uint32 => u32, DataType::Int64 => i64, DataType::Uint64 => u64,
+                    DataType::Float64 => f64, DataType::Float8e4m3 => F8E4M3, _ => F8E5M2
+                });
             }
         };
-        let short = (dev_comm, memory.args(), input, output, count, reduction);
-        // SAFETY: a `Launch` has its turn and fitting buffers: they have the elements, are aligned,
-        // and begin their windows where no index is passed. `Workspace::new` allocates the rest.
+        let short = (dev_comm, memory, input, output, count, reduction);
+        // SAFETY: the caller keeps the buffers allocated and orders the launches. `request` has
+        // checked that they have the elements, are aligned for the plan, and begin their windows
+        // where no index is passed. `Workspace::new` allocates what the kernels need.
         with_element!(T::DATA_TYPE, Float in f32, f16, bf16 => unsafe {
-            match (kind, plan.algorithm, ranks) {
+            match (self.kind, plan.algorithm, ranks) {
                 (ReduceScatter, Algorithm::Lamport, _) => {
                     kernels::lamport_reduce_scatter::<Float>::launch(short, config, &target)
                 }
@@ -181,9 +194,10 @@ impl<T: Element> Launch<'_, T> {
     }
 }
 
-/// Returns whether a pushed message is too long for a dependent launch, whose blocks may be divided
-/// unevenly among the multiprocessors, and the vectors of a block in each of several equal rounds:
-/// a multiple of 64, which divides [`most_pushed`].
+/// Returns whether a pushed message is too long for a dependent launch, and the vectors of a block
+/// in each of several rounds of equal length. The blocks of a dependent launch may be divided
+/// unevenly among the multiprocessors, which takes a long message more time than it saves. Rounded
+/// up to a multiple of 64, the vectors are still at most [`most_pushed`], which 64 divides.
 fn pushed(bytes: usize, ranks: usize, blocks: u32) -> (bool, u32) {
     let each = bytes.div_ceil(16).div_ceil(ranks * blocks as usize);
     let rounds = each.div_ceil(most_pushed(ranks));

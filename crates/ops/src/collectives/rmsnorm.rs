@@ -28,19 +28,22 @@ const TOO_LONG: &str = "as there are too many tokens for one step; RMSNorm follo
 struct Rows {
     /// The plan of the kernel that does all of it, or `None` where RMSNorm follows an all-reduce.
     plan: Option<CollectivePlan>,
+    /// Why it is that plan.
     reason: &'static str,
     tokens: u32,
+    /// The bytes of a row.
     row: usize,
     /// The grid that [`grid`] returns; of RMSNorm alone if there is no plan.
     grid: (u32, u32, u32),
 }
 
 /// The input, the residual, the weight and the output.
-type Buffers<T> = [DeviceSlice<T>; 4];
+pub(super) type Buffers<T> = [DeviceSlice<T>; 4];
 
 impl Collectives {
     /// Returns the most blocks of `lamport_rmsnorm`: this object's share of every rank's GPU, or
-    /// all that are resident, as a block may wait for any block of another rank.
+    /// all that are resident. A block receives some rows before it has sent all of them, so that it
+    /// may wait for blocks of other ranks that have not begun.
     fn most_blocks(&self, data_type: DataType, cluster: u32, threads: u32) -> u32 {
         if self.workspace.as_ref().is_none_or(|own| own.options.concurrent == 1) {
             return cluster * self.smallest.clusters(data_type, cluster, threads);
@@ -80,11 +83,11 @@ impl Collectives {
         self.rmsnorm(&buffers, QuantisedArgs { output: 0, scale: 0 }, eps, stream)
     }
 
-    /// Does the same as [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm), with a quantised output:
-    /// `output` gets the normalised sum divided by the first element of `scale`, which the kernel
-    /// reads, rounded once to the nearest, ties to even, and saturated at 448 of either sign; a NaN
-    /// stays a NaN. It is the scale of vLLM's static quantisation per tensor, and of
-    /// [`Product::scales`](crate::Product::scales).
+    /// Does the same as [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm), with a quantised output,
+    /// for a product of 8-bit floats: `output` gets the normalised sum divided by the first element
+    /// of `scale`, rounded once to the nearest, ties to even, and saturated at 448 of either sign;
+    /// a NaN stays a NaN. The kernel reads the scale. It is the scale of vLLM's static quantisation
+    /// per tensor, and of [`Product::scales`](crate::Product::scales).
     ///
     /// `input` may be overwritten: where RMSNorm follows an all-reduce, it gets the sum. No buffers
     /// overlap. Errors are those of [`all_reduce_rmsnorm`](Self::all_reduce_rmsnorm), and for a
@@ -110,6 +113,16 @@ impl Collectives {
         refuse_if!(buffers.iter().any(overlap) || scale.overlaps(&output), "{OVERLAP}");
         let quantised = QuantisedArgs { output: output_at, scale: scale_at };
         self.rmsnorm(&buffers, quantised, eps, stream)
+    }
+
+    /// Returns how it is done. If RMSNorm follows an all-reduce, the plan is the all-reduce's.
+    pub(super) fn explain_rmsnorm<T: Element>(&self, buffers: &Buffers<T>) -> Result<Explanation> {
+        let Rows { plan, reason, .. } = self.rows(buffers)?;
+        if let Some(plan) = plan {
+            return Ok(Explanation { plan, reason });
+        }
+        let reduce = Call::reduce(self, AllReduce, [&buffers[0], &buffers[3]], &ReduceOp::Sum)?;
+        Ok(Explanation { plan: self.decide(&reduce.request()).plan, reason })
     }
 
     /// Checks the buffers, and returns how the rows are divided.
@@ -138,8 +151,9 @@ impl Collectives {
             "RMSNorm of {data_type:?}"
         );
         // Kernels number the vectors of 16 bytes by 32 bits.
+        let vectors = u32::try_from(count * data_type.size() / 16);
         refuse_if!(
-            u32::try_from(count * data_type.size() / 16).is_err(),
+            vectors.is_err(),
             "RMSNorm of {count} elements: 2^32 vectors of 16 bytes or more"
         );
         let tokens = (count / hidden) as u32;
@@ -169,7 +183,7 @@ impl Collectives {
     }
 
     /// Enqueues the operation, quantised or not. Where RMSNorm follows an all-reduce, the output
-    /// gets its sums first.
+    /// also gets the all-reduce's sums.
     fn rmsnorm<T: Element>(
         &self,
         buffers: &Buffers<T>,
@@ -178,25 +192,13 @@ impl Collectives {
         stream: &Stream,
     ) -> Result<()> {
         let (count, hidden) = (buffers[0].len(), buffers[2].len());
-        let Rows { plan, reason, tokens, row, grid } = self.rows(buffers)?;
-        let is_explained = self.answers(|| {
-            let both = [&buffers[0], &buffers[3]];
-            let reduce = || Call::reduce(self, AllReduce, both, &ReduceOp::Sum);
-            let plan = match plan {
-                Some(plan) => plan,
-                None => self.decide(&reduce()?.request()).plan,
-            };
-            Ok((Explanation { plan, reason }, vec![plan]))
-        })?;
-        if is_explained {
-            return Ok(());
-        }
+        let Rows { plan, tokens, row, grid: (cluster, threads, blocks), .. } =
+            self.rows(buffers)?;
         require_context("the stream", stream.context(), self.communicator.context())?;
         if count == 0 {
             return Ok(());
         }
         let options = self.workspace.as_ref().map_or(CollectivesOptions::new(), |own| own.options);
-        let (cluster, threads, blocks) = grid;
         let shape = CollectivePlan { algorithm: Algorithm::Lamport, blocks, threads };
         let config = options.config(shape).with_cluster(cluster);
         let [input, residual, weight, to] = buffers.each_ref().map(DeviceSlice::device_address);
@@ -205,8 +207,8 @@ impl Collectives {
             let what = || format!("all_reduce_rmsnorm of {count} {}, rows of {hidden}", T::NAME);
             self.compare(plan, what)?;
             let _turn = self.order.begin(stream)?;
-            let (comm, memory) = (dev_comm, memory.args());
-            let args = (comm, memory, input, residual, weight, to, quantised, tokens, hidden, eps);
+            let args =
+                (dev_comm, memory, input, residual, weight, to, quantised, tokens, hidden, eps);
             // SAFETY: `rows` has checked that the buffers have the elements, aligned;
             // dropping one waits for the stream. `_turn` orders launches with the workspace.
             return with_element!(T::DATA_TYPE, Float in f32, f16, bf16 => unsafe {
@@ -237,9 +239,11 @@ impl Collectives {
 
 /// Returns the blocks of a cluster, the threads of a block, and the blocks of the grid for `tokens`
 /// rows of `row` bytes; a thread has a vector of a row. `most` returns the most blocks of the grid
-/// for a cluster and threads, perhaps 0. A row takes the less time the more blocks it has, of at
-/// least 128 threads; clusters that have several rows are small, as their blocks wait for each
-/// other.
+/// for the blocks of a cluster and the threads of a block. There are 0 blocks without room for one
+/// cluster.
+///
+/// A row takes the less time the more blocks it has, of at least 128 threads. Clusters that have
+/// several rows are small, as their blocks wait for each other.
 pub(super) fn grid(
     row: usize,
     tokens: u32,

@@ -1,19 +1,21 @@
-//! What a plan depends on of the ranks' GPUs: the least that any of them has, so that all ranks
-//! launch the same kernel and the same grid.
+//! What a plan depends on of the ranks' GPUs: the least that any of them has. With numbers of its
+//! own GPU only, a rank could launch another kernel or another grid than its peers.
 
 use std::collections::HashMap;
 
 use super::rmsnorm::{MAX_CLUSTER, MAX_THREADS};
 use crate::prelude::*;
 
+/// The least of what the ranks' GPUs have.
 pub(super) struct SmallestGpu {
     pub(super) multiprocessors: u32,
     /// The most threads on a multiprocessor.
     pub(super) threads: u32,
-    /// The most graphics processing clusters (GPCs) of any GPU.
+    /// The most graphics processing clusters (GPCs) of any GPU: each leaves multiprocessors unused
+    /// that are too few for a cluster of blocks.
     pub(super) gpcs: u32,
     /// How many clusters of `lamport_rmsnorm` are resident, for a type, the blocks of a cluster and
-    /// the threads of a block: only if operations may fill the GPU.
+    /// the threads of a block. Only if operations may fill the GPU.
     clusters: HashMap<(DataType, u32, u32), u32>,
 }
 
@@ -35,8 +37,9 @@ impl SmallestGpu {
         Self { multiprocessors, threads, gpcs, clusters: HashMap::new() }
     }
 
-    /// Agrees on how many clusters of `lamport_rmsnorm` are resident on every rank's GPU: GPUs of
-    /// one kind may differ. *Collective*.
+    /// Agrees on how many clusters of `lamport_rmsnorm` are resident on every rank's GPU: they may
+    /// differ between GPUs of one kind, whose GPCs have different numbers of multiprocessors.
+    /// *Collective*.
     pub(super) fn agree_on_clusters(
         &mut self,
         comm: &Communicator,
