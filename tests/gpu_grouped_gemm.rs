@@ -151,12 +151,14 @@ fn by_every_plan(rank: &Rank, stream: &Stream) -> Result<Vec<GroupedGemm>> {
 
 /// Returns uneven groups, also without rows, before, between and after others, whose tiles have
 /// rows of other groups or of no group; one group; all rows in one of many groups; no row at all;
-/// more groups than have a counter of their own.
+/// more groups than have a counter of their own, in one and in several columns of tiles.
 fn cases([n, k]: [usize; 2]) -> Vec<Case> {
     let mut many = vec![0; 300];
     for group in [3, 36, 37, 141, 298] {
         many[group] = group % 5 + 1;
     }
+    let mut in_columns = vec![0; 130];
+    (in_columns[1], in_columns[129]) = (2, 3);
     vec![
         Case::new(&[0, 5, 0, 0, 130, 1, 16, 261, 0], 1, [n, k]),
         Case::new(&[7, 128, 0, 9], 128, [n, k]),
@@ -164,6 +166,7 @@ fn cases([n, k]: [usize; 2]) -> Vec<Case> {
         Case::new(&[0, 0, 150, 0], 16, [n, k]),
         Case::new(&[0, 0, 0], 1, [n, k]),
         Case::new(&many, 4, [8, k]),
+        Case::new(&in_columns, 1, [n, k]),
     ]
 }
 

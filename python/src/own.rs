@@ -114,11 +114,17 @@ impl Home {
     /// Drops the objects whose handles were dropped, later if torch captures its stream: their
     /// destructors wait for the GPU, which would invalidate the capture.
     ///
+    /// Python may call a signal's handler as it calls torch. `failed` gets the exception of the
+    /// handler, unless torch raises its class too ([`is_of_torch`]), while this thread has the GIL
+    /// and the exception that Python raises already is set aside.
+    ///
     /// # Errors
     ///
-    /// The exception of a signal's handler, which Python may call as it calls torch, unless torch
-    /// raises its class too ([`is_of_torch`]).
-    fn free_returned(&self) -> PyResult<()> {
+    /// That of `failed`.
+    fn free_returned(
+        &self,
+        failed: impl FnOnce(Python<'_>, PyErr) -> PyResult<()>,
+    ) -> PyResult<()> {
         if self.table().returned.is_empty() {
             return Ok(());
         }
@@ -135,9 +141,10 @@ impl Home {
         let freed = Python::try_attach(|py| {
             let _exception = Exception::set_aside(py);
             let captures = match captures_current(py) {
+                Ok(captures) => captures,
                 // Torch does not know whether it captures: then it does not.
                 Err(error) if is_of_torch(py, &error) => false,
-                captures => captures?,
+                Err(error) => return failed(py, error),
             };
             if !captures {
                 detached(py, || drop(self.take_returned()));
@@ -206,7 +213,7 @@ impl<T: Send + Sync + 'static> Own<T> {
     /// has ended; the exception of a signal's handler.
     pub fn get(&self) -> PyResult<Arc<T>> {
         self.home.require()?;
-        self.home.free_returned()?;
+        self.home.free_returned(|_, error| Err(error))?;
         let object = self.home.table().objects.get(&self.id).cloned();
         let object = object.and_then(|object| object.downcast().ok());
         object.ok_or_else(|| raise(STATE_ERROR, "it is closed, or its world has ended"))
@@ -233,11 +240,12 @@ impl<T> Drop for Own<T> {
     fn drop(&mut self) {
         self.home.table().returned.push(self.id);
         // Elsewhere the next call of one of the objects does that.
-        if self.home.is_here()
-            && let Err(error) = self.home.free_returned()
-        {
-            // As Python does with an exception in a destructor.
-            Python::try_attach(|py| error.write_unraisable(py, None));
+        if self.home.is_here() {
+            let _ = self.home.free_returned(|py, error| {
+                // As Python does with an exception in a destructor.
+                error.write_unraisable(py, None);
+                Ok(())
+            });
         }
     }
 }

@@ -177,6 +177,30 @@ def test_an_exception_that_is_not_torchs_is_raised_where_torch_is_asked_for_its_
     """)
 
 
+def test_an_exception_in_a_destructor_leaves_the_exception_of_the_call():
+    passes("""
+        import types
+
+        def fails():
+            raise TimeoutError
+
+        def function(rank):
+            comm = rank.communicator()
+            sys.unraisablehook = lambda _: None
+            sys.modules["torch.cuda"] = types.SimpleNamespace(is_initialized=fails)
+            try:
+                # The window is dropped while the TypeError is on its way.
+                int(comm.window(4, "float32"))
+            except TypeError:
+                return True
+            finally:
+                del sys.modules["torch.cuda"]
+            return False
+
+        assert run(function, 1) == [True]
+    """)
+
+
 def test_a_handler_without_an_exception_is_called_while_ranks_go_on():
     passes("""
         handled = threading.Event()

@@ -69,8 +69,8 @@ impl ExpertParallelOptions {
     /// together, including what alignment leaves free, but never for more than there can be. If a
     /// rank needs more, rows are left out, and [`ExpertParallel::check`] fails in every rank.
     ///
-    /// By default, and in several LSA teams always, the form is that for low latency, in which no
-    /// rank waits before it sends, and which has memory for the most tokens of each rank.
+    /// By default the form is that for low latency, in which no rank waits before it sends, and
+    /// which has memory for the most tokens of each rank. Several LSA teams have no other form.
     pub const fn throughput(self, rows: usize) -> Self {
         Self { rows: Some(rows), ..self }
     }

@@ -164,7 +164,7 @@ pub trait Fusion: Sized {
     /// Enqueues the product and the collective, one after the other.
     fn launch_unfused(&self, base: &Base<Self>, operands: &Operands) -> Result<()>;
 
-    /// Returns the plan of a shape for which none was set or measured.
+    /// Returns the plan of a shape for which no plan was set or measured that can do it.
     fn choose(&self, base: &Base<Self>, extents: Extents) -> Explanation<Self::Plan>;
 
     /// Returns the plans that [`FusedGemm::measure`] times, of which `usual` is the default.

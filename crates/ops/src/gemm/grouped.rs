@@ -73,7 +73,7 @@ const FILES: &[&str] = &[
 /// The rows of a group, on average, up to which tiles have 64 rows. Measured on an H200, as the
 /// next number: docs/findings.md.
 const FEW_ROWS: usize = 48;
-/// The rows of a group, on average, from which on tiles have 256.
+/// The rows of a group, on average, up to which tiles have 128 rows.
 const MANY_ROWS: usize = 512;
 
 /// Returns the plan with the tiles of this shape.
