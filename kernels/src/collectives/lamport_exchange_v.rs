@@ -41,8 +41,7 @@ pub unsafe fn lamport_exchange_v(
     first: usize,
     offers: *mut u64,
 ) {
-    let (sent, received) = (&*sent, &*received);
-    let team = comm.lsa_team();
+    let (sent, received, team) = (&*sent, &*received, comm.lsa_team());
     let (me, ranks) = (team.rank as usize, team.n_ranks as usize);
     // This launch sends nothing of a long message.
     let short = |bytes: usize| if bytes > longest { 0 } else { bytes };
@@ -53,11 +52,7 @@ pub unsafe fn lamport_exchange_v(
     };
     // The first vector is the header.
     let load = |to: usize, slot: u32| match vector_of(slot) {
-        Some(0) => {
-            let (at, bytes) = (first + received.at[to], received.bytes[to]);
-            // The lower word of each number is the first.
-            Vec16::from_bits([at, at >> 32, bytes, bytes >> 32].map(|word| word as u32))
-        }
+        Some(0) => header(first + received.at[to], received.bytes[to]),
         // Opaque, as the addresses in all messages would take registers in the loop.
         // SAFETY: the kernel's caller guarantees the parts, which nothing writes.
         Some(at) => unsafe { part(input.cast_mut(), sent, to).load(hint::opaque_usize(at - 1)) },
@@ -75,9 +70,9 @@ pub unsafe fn lamport_exchange_v(
     // SAFETY: the kernel's caller guarantees the memory. Each slot is used by one thread, and all
     // lanes of a warp use those of a row together: a message has whole rows.
     unsafe {
-        let slots = LamportSlots::<ANY_RANKS>::new(&comm, &memory);
+        let memory = LamportSlots::<ANY_RANKS>::new(&comm, &memory);
         grid::wait_for_previous();
-        let session = slots.begin(used);
+        let session = memory.begin(used);
         for slot in thread::grid_strided(used) {
             for distance in 1..ranks {
                 let to = team.rotated(distance as i32) as usize;
@@ -100,6 +95,11 @@ pub unsafe fn lamport_exchange_v(
         thread::sync_threads();
         session.end(Coop::cta());
     }
+}
+
+/// Returns the vector in front of a message, with the lower word of each number first.
+fn header(at: usize, bytes: usize) -> Vec16<u8> {
+    Vec16::from_bits([at, at >> 32, bytes, bytes >> 32].map(|word| word as u32))
 }
 
 /// Returns the length in bytes of the longest message that uses at most `slots` slots.

@@ -174,7 +174,7 @@ impl<O: Owners, const N: usize> Hooks for PeerTiles<'_, O, N> {
     const SENDS: bool = true;
     const REPORTS: bool = N == 2;
 
-    /// In a reduce-scatter a cluster computes the same tile of each rank's rows: with two ranks,
+    /// A cluster of a reduce-scatter computes the same tile of each rank's rows: with two ranks,
     /// its own rank's tile last; with more ranks, each cluster begins with another rank, so that
     /// all ranks receive at any time.
     fn order(&self, extents: [u32; 2]) -> Order {
