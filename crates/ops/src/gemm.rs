@@ -267,7 +267,7 @@ impl Gemm {
         let row_lengths = [if a { m } else { k }, if b { n } else { k }];
         let aligned = row_lengths.iter().all(|length| length.is_multiple_of(unit));
         let plans = self.expected(extents, aligned)?.into_iter();
-        // Of these plans' kernels, only that of `Wide` takes A and B that are stored transposed.
+        // Only the kernel of `Wide`, among these plans' kernels, takes A and B stored transposed.
         let can = |plan: &GemmPlan| transposed == NOT_TRANSPOSED || *plan == GemmPlan::Wide;
         for plan in plans.filter(can) {
             if plan == GemmPlan::Portable && T::DATA_TYPE == O::DATA_TYPE {

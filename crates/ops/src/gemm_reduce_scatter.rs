@@ -179,7 +179,7 @@ impl Strategy<Self> for ReduceScatter {
         let config = wide.wide_config(tiles).without_cooperation();
         let ExchangeKernels { compiled, dev_comm, memory, .. } = wide;
         let target = compiled.on(&base.stream);
-        let args = (dev_comm, a, b, map, product, c, memory.args(), m, n, k);
+        let args = (dev_comm, a, b, map, product, c, memory, m, n, k);
         // SAFETY: the caller passes matrices that outlive the product, and orders the launches,
         // which use the memory that `prepare` allocates for these kernels.
         with_type!(ranks, Wide => unsafe { Wide::launch(args, config, &target) }; {

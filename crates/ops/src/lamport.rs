@@ -50,8 +50,7 @@ impl LamportMemory {
         self.capacity
     }
 
-    /// Returns the argument for kernels.
-    pub(crate) fn args(&self) -> LamportMemoryArgs<&Window<u32>, &SymmetricBuffer<u32>, u32, bool> {
+    fn args(&self) -> LamportMemoryArgs<&Window<u32>, &SymmetricBuffer<u32>, u32, bool> {
         let Self { slots, state, capacity, alone } = self;
         LamportMemoryArgs { slots, state, capacity: *capacity, alone: *alone }
     }

@@ -12,6 +12,7 @@ use cuda_std::wgmma::Factor;
 use super::prelude::*;
 pub use super::shapes::{M64N128, M128N128, Shape};
 use super::shapes::{TILE_K, WARPGROUP_N};
+use super::swapped_tiles::Part;
 
 /// Shared memory for the stages; the rest is for the counts of the groups' tiles.
 const STAGES_BYTES: u32 = 216 << 10;
@@ -149,13 +150,9 @@ unsafe impl<T: Half + Factor, S: Shape> Mainloop for Product<'_, T, S> {
     }
 
     fn finish(&self, group: &Warpgroup, (): &mut (), turn: Turn, sums: &mut S::Sums) {
-        let (Place { row, column, group: rows }, lane) = (self.place(turn), warp::lane_id());
-        let mut part = Transposed::<S> {
-            sums,
-            row: row + lane % 4 * 2,
-            column: column + 16 * group.warp() + lane / 4,
-            end: (rows.end, self.n),
-        };
+        let Place { row, column, group: rows } = self.place(turn);
+        let origin = (row, column + WARPGROUP_N * group.index());
+        let mut part = Part::<S, _>::of_thread(*sums, 0, origin, (rows.end, self.n));
         self.epilogue.apply(&mut part);
         // SAFETY: the kernel's caller passes C. Each thread has elements of its own.
         part.update_in_c(|sum, row, column| unsafe {
@@ -163,35 +160,5 @@ unsafe impl<T: Half + Factor, S: Shape> Mainloop for Product<'_, T, S> {
             mem::store(self.c.wrapping_add(to), T::from_f32(sum));
             sum
         });
-    }
-}
-
-/// A thread's sums of a tile, whose rows are those of B: from this row and column of C on.
-struct Transposed<'a, S: Shape> {
-    sums: &'a mut S::Sums,
-    row: u32,
-    column: u32,
-    end: (u32, u32),
-}
-
-impl<S: Shape> Fragment for Transposed<'_, S> {
-    const ROWS: u32 = S::M / 4;
-    const COLUMNS: u32 = 2;
-    const PAIRS: bool = false;
-
-    fn row(&self, i: u32) -> u32 {
-        self.row + 8 * (i / 2) + i % 2
-    }
-
-    fn column(&self, j: u32) -> u32 {
-        self.column + 8 * j
-    }
-
-    fn end(&self) -> (u32, u32) {
-        self.end
-    }
-
-    fn sum(&mut self, i: u32, j: u32) -> &mut f32 {
-        &mut self.sums.as_mut()[(4 * (i / 2) + 2 * j + i % 2) as usize]
     }
 }

@@ -24,7 +24,7 @@ type Eight<O> = SharedTile<O, STORE_M>;
 /// The shape of a tile of C.
 pub trait Shape {
     /// A thread's sums: for each eight rows of C, four.
-    type Sums: wgmma::Sums + AsRef<[f32]> + AsMut<[f32]>;
+    type Sums: wgmma::Sums + AsRef<[f32]> + AsMut<[f32]> + Copy;
     /// Sums that are all 0.
     const ZERO: Self::Sums;
     /// Rows of C.

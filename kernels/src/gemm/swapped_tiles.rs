@@ -281,14 +281,7 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         end: u32,
         sums: Sums,
     ) -> Groups<S> {
-        let (warp, lane) = (thread::thread_idx_x() / warp::WARP_SIZE % 4, warp::lane_id());
-        let part = Part {
-            sums,
-            row: row + 8 * first + lane % 4 * 2,
-            column: column + 16 * warp + lane / 4,
-            end: (end, self.end.1),
-            shape: PhantomData,
-        };
+        let part = Part::of_thread(sums, first, (row, column), (end, self.end.1));
         Groups { first, count, origin: (row, column), part }
     }
 }
@@ -360,17 +353,37 @@ pub(super) struct Groups<S> {
     pub(super) part: Part<S>,
 }
 
-/// A thread's [`Sums`], from `row` and `column` on. Rows from `end.0` on are not stored.
-pub(super) struct Part<S> {
-    pub(super) sums: Sums,
+/// A thread's sums `A` of a warpgroup's columns, from `row` and `column` on: by default those that
+/// are stored together. Rows from `end.0` on are not stored.
+pub(super) struct Part<S, A = Sums> {
+    pub(super) sums: A,
     row: u32,
     pub(super) column: u32,
     pub(super) end: (u32, u32),
     shape: PhantomData<S>,
 }
 
-impl<S: Shape> Fragment for Part<S> {
-    const ROWS: u32 = if S::M < 8 * STORE_EIGHTS { S::M / 4 } else { 2 * STORE_EIGHTS };
+impl<S, A> Part<S, A> {
+    /// Returns this thread's part of the sums of its warpgroup, from the `first` group of eight
+    /// rows on. Group 0 begins at this row and column of C.
+    pub(super) fn of_thread(
+        sums: A,
+        first: u32,
+        (row, column): (u32, u32),
+        end: (u32, u32),
+    ) -> Self {
+        let (warp, lane) = (thread::thread_idx_x() / warp::WARP_SIZE % 4, warp::lane_id());
+        let (row, column) = (row + 8 * first + lane % 4 * 2, column + 16 * warp + lane / 4);
+        Self { sums, row, column, end, shape: PhantomData }
+    }
+}
+
+impl<S: Shape, A: AsMut<[f32]>> Fragment for Part<S, A> {
+    /// Two of each eight rows, for which a thread has four sums. A short tile has fewer than `A`.
+    const ROWS: u32 = {
+        let rows = (size_of::<A>() / (2 * size_of::<f32>())) as u32;
+        if S::M / 4 < rows { S::M / 4 } else { rows }
+    };
     const COLUMNS: u32 = 2;
     const PAIRS: bool = false;
 
@@ -387,6 +400,6 @@ impl<S: Shape> Fragment for Part<S> {
     }
 
     fn sum(&mut self, i: u32, j: u32) -> &mut f32 {
-        &mut self.sums[(4 * (i / 2) + 2 * j + i % 2) as usize]
+        &mut self.sums.as_mut()[(4 * (i / 2) + 2 * j + i % 2) as usize]
     }
 }

@@ -17,7 +17,7 @@ struct Messages {
 
 impl Messages {
     fn args(&self) -> impl IntoArg<Abi<numbered::Messages>> {
-        MessagesArgs { memory: self.memory.args(), numbered: &self.numbered }
+        MessagesArgs { memory: &self.memory, numbered: &self.numbered }
     }
 }
 

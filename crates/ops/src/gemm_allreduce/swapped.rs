@@ -129,7 +129,7 @@ macro_rules! tile_kernels {
             let ExchangeKernels { compiled, dev_comm, memory, .. } = kernels;
             let (a, b, c) = swapped_maps::<bf16, Tile>(stream, matrices, division)?;
             let ([m, n, k], division) = (matrices.shape, division_args(division));
-            let product = Kernel::args(dev_comm, a, b, c, memory.args(), m, n, k, division);
+            let product = Kernel::args(dev_comm, a, b, c, memory, m, n, k, division);
             // SAFETY: the caller passes matrices that outlive the product, and orders the launches,
             // which use the memory that `prepare` allocates for these kernels.
             unsafe { product.config(config).launch(&compiled.on(stream)) }

@@ -91,13 +91,13 @@ impl Strategy<AllReduce> for Wide {
         // which use the memory that `prepare` allocates for these kernels.
         unsafe {
             if let Some(own) = own {
-                let args = (dev_comm, a, b, c, own, memory.args(), m, n, k);
+                let args = (dev_comm, a, b, c, own, memory, m, n, k);
                 return OneShotF8::launch(args, plain, &target);
             }
-            let args = (dev_comm, a, b, map, &window, memory.args(), m, n, k);
+            let args = (dev_comm, a, b, map, &window, memory, m, n, k);
             match base.comm.n_ranks() {
                 2 => {
-                    let args = (dev_comm, a, b, map, c, memory.args(), m, n, k);
+                    let args = (dev_comm, a, b, map, c, memory, m, n, k);
                     OneShot::launch(args, plain, &target)
                 }
                 4 => TwoShot4::launch(args, config, &target),
