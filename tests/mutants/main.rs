@@ -59,6 +59,13 @@ impl Mutant {
         let kernels: &[&str] = match self.file {
             table::MAINLOOP | table::WARPGROUP => &table::USERS_OF_MAINLOOP,
             table::SWAPPED => &[table::SWAPPED_TILES],
+            table::EP_DISPATCH | table::EP_DISPATCH_PARTS => {
+                &[table::EP_DISPATCH, table::EP_DISPATCH_PARTS]
+            }
+            table::EP_COMBINE | table::EP_COMBINE_PARTS => {
+                &[table::EP_COMBINE, table::EP_COMBINE_PARTS]
+            }
+            table::FUSED => &[table::OWNER],
             table::STORES => &[table::LAST_ROWS],
             table::LAST_ROWS => &[table::STORES, table::GUIDE_WIDE],
             table::ONE_STEP => &table::USERS_OF_ONE_STEP,

@@ -26,9 +26,11 @@ const LAMPORT_XV: &str = "kernels/src/collectives/lamport_exchange_v.rs";
 const LAMPORT_RS: &str = "kernels/src/collectives/lamport_reduce_scatter.rs";
 const LAMPORT_RMS: &str = "kernels/src/collectives/lamport_rmsnorm.rs";
 const PUSH_XV: &str = "kernels/src/collectives/push_exchange_v.rs";
-const EP_DISPATCH: &str = "kernels/src/expert_parallel/ep_dispatch.rs";
+pub const EP_DISPATCH: &str = "kernels/src/expert_parallel/ep_dispatch.rs";
+pub const EP_DISPATCH_PARTS: &str = "kernels/src/expert_parallel/ep_dispatch/dispatch_parts.rs";
 const EP_LAYOUT: &str = "kernels/src/expert_parallel/ep_layout.rs";
-const EP_COMBINE: &str = "kernels/src/expert_parallel/ep_combine.rs";
+pub const EP_COMBINE: &str = "kernels/src/expert_parallel/ep_combine.rs";
+pub const EP_COMBINE_PARTS: &str = "kernels/src/expert_parallel/ep_combine/combine_parts.rs";
 const EP_COUNTERS: &str = "kernels/src/expert_parallel/counters.rs";
 const EP_PLACES: &str = "kernels/src/expert_parallel/places.rs";
 const DISPATCH_COUNTED: &str = "kernels/src/expert_parallel/ep_dispatch_counted.rs";
@@ -44,13 +46,15 @@ const FACTORS: &str = "kernels/src/gemm/factors.rs";
 pub const STORES: &str = "kernels/src/gemm/stores.rs";
 pub const LAST_ROWS: &str = "crates/cuda_std/src/tile/last_rows.rs";
 pub const SWAPPED_TILES: &str = "kernels/src/gemm/swapped_tiles.rs";
-pub const SWAPPED: &str = "kernels/src/gemm/gemm_swapped.rs";
+pub const SWAPPED_STORES: &str = "kernels/src/gemm/swapped_stores.rs";
+pub const SWAPPED: &str = "kernels/src/gemm/swapped_loop.rs";
 /// The kernels that use the code in `MAINLOOP`.
 pub const USERS_OF_MAINLOOP: [&str; 6] =
     [WGMMA, FACTORS, LAST_ROWS, BLOCKS, SWAPPED, SWAPPED_TILES];
 const SLICES: &str = "kernels/src/gemm/slices.rs";
 const MMA: &str = "kernels/src/gemm/gemm_mma.rs";
-const FUSED: &str = "kernels/src/gemm_allreduce/exchange.rs";
+pub const FUSED: &str = "kernels/src/gemm_allreduce/exchange.rs";
+pub const OWNER: &str = "kernels/src/gemm_allreduce/exchange/owner.rs";
 const WIDE: &str = "kernels/src/gemm_allreduce/gemm_allreduce_wide.rs";
 const GATHER: &str = "kernels/src/allgather_gemm.rs";
 const FEW: &str = "docs/guide/kernels/src/few.rs";
@@ -202,9 +206,9 @@ pub const MUTANTS: &[Mutant] = &[
     ),
     mutant("lamport_rmsnorm", LAMPORT_RMS, (END, 0), Remove, &[RECEIVE_IN_ORDER]),
     mutant("lamport_rmsnorm", LAMPORT_RMS, (SEND, 0), NARROW, &[SEND, RECEIVE_IN_ORDER]),
-    mutant("ep_dispatch", EP_DISPATCH, (SEND_ROW, 0), NARROW, &[SEND_ROW, PEEK_ROW]),
+    mutant("ep_dispatch", EP_DISPATCH_PARTS, (SEND_ROW, 0), NARROW, &[SEND_ROW, PEEK_ROW]),
     mutant("ep_dispatch", EP_DISPATCH, (TOLD, 0), NARROW, &[TOLD, PEEK_NUMBERED]),
-    mutant("ep_dispatch", EP_DISPATCH, (TOLD, 1), NARROW, &[TOLD, PEEK_NUMBERED]),
+    mutant("ep_dispatch", EP_DISPATCH_PARTS, (TOLD, 0), NARROW, &[TOLD, PEEK_NUMBERED]),
     mutant("ep_dispatch", EP_DISPATCH, (END_ROWS, 0), Remove, &[WAIT, PEEK_ROW, PEEK_NUMBERED]),
     mutant("ep_dispatch", EP_DISPATCH, (PREVIOUS, 0), NoWait, &["mem::store", ROW]),
     mutant(
@@ -217,15 +221,21 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("expert_parallel", EP_COUNTERS, ("warp::sync()", 0), Remove, &["add_one(", ".load("]),
     mutant("expert_parallel", EP_LAYOUT, (SYNC, 0), Remove, &[".load(", ".store("]),
     mutant("ep_layout", EP_LAYOUT, (SYNC, 1), Remove, &[".load("]),
-    mutant("ep_dispatch_f8", EP_DISPATCH, (SEND_ROW, 0), NARROW, &[SEND_ROW, PEEK_ROW]),
-    mutant("ep_dispatch_f8", EP_DISPATCH, (SEND_ROW, 1), NARROW, &[SEND_ROW, PEEK_ROW]),
-    mutant("ep_of_any_ranks", EP_DISPATCH, (SEND_ROW, 0), NARROW, &[SEND_ROW, PEEK_ROW]),
-    mutant("ep_of_any_ranks", EP_DISPATCH, (TOLD, 1), NARROW, &[TOLD, PEEK_NUMBERED]),
-    mutant("ep_of_any_ranks", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, RECEIVE_ROWS]),
-    mutant("ep_combine", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, RECEIVE_ROWS]),
+    mutant("ep_dispatch_f8", EP_DISPATCH_PARTS, (SEND_ROW, 0), NARROW, &[SEND_ROW, PEEK_ROW]),
+    mutant("ep_dispatch_f8", EP_DISPATCH_PARTS, (SEND_ROW, 1), NARROW, &[SEND_ROW, PEEK_ROW]),
+    mutant("ep_of_any_ranks", EP_DISPATCH_PARTS, (SEND_ROW, 0), NARROW, &[SEND_ROW, PEEK_ROW]),
+    mutant("ep_of_any_ranks", EP_DISPATCH_PARTS, (TOLD, 0), NARROW, &[TOLD, PEEK_NUMBERED]),
+    mutant("ep_of_any_ranks", EP_COMBINE_PARTS, (SEND_ROW, 0), NARROW, &[SEND_ROW, RECEIVE_ROWS]),
+    mutant("ep_combine", EP_COMBINE_PARTS, (SEND_ROW, 0), NARROW, &[SEND_ROW, RECEIVE_ROWS]),
     mutant("ep_combine", EP_COMBINE, (TOLD, 0), NARROW, &[TOLD, PEEK_NUMBERED]),
     mutant("ep_combine", EP_COMBINE, (END_ROWS, 0), Remove, &[RECEIVE_ROWS]),
-    mutant("ep_combine_in_one_round", EP_COMBINE, (SEND_ROW, 0), NARROW, &[SEND_ROW, RECEIVE_ROWS]),
+    mutant(
+        "ep_combine_in_one_round",
+        EP_COMBINE_PARTS,
+        (SEND_ROW, 0),
+        NARROW,
+        &[SEND_ROW, RECEIVE_ROWS],
+    ),
     mutant("ep_combine_in_one_round", EP_COMBINE, (END_ROWS, 0), Remove, &[RECEIVE_ROWS]),
     mutant(
         "ep_combine_in_one_round",
@@ -296,11 +306,11 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("gemm_swapped", MAINLOOP, (EMPTY, 0), NoWait, &[MULTIPLY, FULL, "stage.load_once("]),
     mutant("gemm_swapped", SWAPPED_TILES, ("self.received.wait(", 0), NoWait, &SPLIT),
     mutant("gemm_swapped", MAINLOOP, (SUMS, 0), NoWait, &[MULTIPLY]),
-    mutant("gemm_swapped", SWAPPED_TILES, (READ, 0), NoWait, &["store_transposed("]),
-    mutant("gemm_swapped", SWAPPED_TILES, (FENCE, 0), Remove, &["store_transposed("]),
+    mutant("gemm_swapped", SWAPPED_STORES, (READ, 0), NoWait, &["store_transposed("]),
+    mutant("gemm_swapped", SWAPPED_STORES, (FENCE, 0), Remove, &["store_transposed("]),
     mutant(
         "gemm_swapped",
-        SWAPPED_TILES,
+        SWAPPED_STORES,
         ("named_barrier_sync(", 1),
         Remove,
         &["store_transposed("],

@@ -96,12 +96,12 @@ impl<T: Rows> Dispatch<'_, T> {
 
     /// Calls `each` with the numbers of a token's experts and their ids; -1 after the last one.
     unsafe fn each_id(&self, token: u32, mut each: impl FnMut(u32, i32)) {
-        for first in Strided::new(0, self.shape.top_k, UNROLL) {
+        let (all, top_k) = (self.tokens.ids, self.shape.top_k);
+        for first in Strided::new(0, top_k, UNROLL) {
             let ids = UNROLLED.map(|u| {
-                let at =
-                    self.tokens.ids.wrapping_add((token * self.shape.top_k + first + u) as usize);
+                let at = all.wrapping_add((token * top_k + first + u) as usize);
                 // SAFETY: the token has the expert, as the kernel's caller guarantees.
-                if first + u < self.shape.top_k { unsafe { mem::load(at) } } else { -1 }
+                if first + u < top_k { unsafe { mem::load(at) } } else { -1 }
             });
             for u in 0..UNROLL {
                 each(first + u, ids[u as usize]);
@@ -292,11 +292,9 @@ impl<T: Rows> Dispatch<'_, T> {
 
     /// Returns this lane's expert of a token of a batch, which was staged, if there is one.
     unsafe fn expert(&self, token: u32) -> Option<u32> {
-        if warp::lane_id() >= self.shape.top_k {
-            return None;
-        }
+        let is_there = warp::lane_id() < self.shape.top_k;
         // SAFETY: the batch has been staged, as the caller guarantees.
-        let expert = unsafe { self.shared.experts.load(Self::entry(token)) };
-        (expert != NONE).then_some(expert)
+        let expert = is_there.then(|| unsafe { self.shared.experts.load(Self::entry(token)) });
+        expert.filter(|expert| *expert != NONE)
     }
 }

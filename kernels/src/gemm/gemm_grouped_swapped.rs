@@ -12,7 +12,7 @@ use cuda_std::wgmma::Factor;
 use super::prelude::*;
 pub use super::shapes::{M64N128, M128N128, Shape};
 use super::shapes::{TILE_K, WARPGROUP_N};
-use super::swapped_tiles::Part;
+use super::swapped_stores::Part;
 
 /// Shared memory for the stages; the rest is for the counts of the groups' tiles.
 const STAGES_BYTES: u32 = 216 << 10;

@@ -10,7 +10,8 @@ use cuda_std::wgmma::Factor;
 use super::gemm_swapped::compute;
 use super::prelude::*;
 use super::shapes::*;
-use super::swapped_tiles::{Block, Groups, Part, Target};
+use super::swapped_stores::{Groups, Part, Target};
+use super::swapped_tiles::Block;
 
 /// Computes `C = A x B^T` in bf16 or f16, with an epilogue, for few columns of C, on Hopper.
 ///

@@ -28,6 +28,8 @@ pub(crate) mod part;
 pub mod shapes;
 pub mod slices;
 mod stores;
+mod swapped_loop;
+mod swapped_stores;
 mod swapped_tiles;
 
 /// The names that many files use.

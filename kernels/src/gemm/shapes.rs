@@ -50,6 +50,28 @@ pub trait Shape {
     }
 }
 
+/// The division of the registers, which gives more of them to the sums of tall tiles.
+pub(super) struct RaisedRegisters<S>(PhantomData<S>);
+
+impl<S: Shape> RegisterSplit for RaisedRegisters<S> {
+    const REGISTERS: Option<[u32; 2]> = if S::M > 128 { Some([232, 40]) } else { None };
+
+    unsafe fn raise() {
+        if S::M > 128 {
+            // SAFETY: the caller is a whole multiplying warpgroup. A kernel of at most 384 threads
+            // launches with 168 registers each: 2 * 232 + 40 is 3 * 168; 232 + 40 is less than two.
+            unsafe { wgmma::raise_registers::<232>() }
+        }
+    }
+
+    unsafe fn lower() {
+        if S::M > 128 {
+            // SAFETY: the caller is the whole warpgroup that loads, which needs no more.
+            unsafe { wgmma::lower_registers::<40>() }
+        }
+    }
+}
+
 macro_rules! shapes {
     ($($name:ident: $m:literal x $n:literal, $depth:literal, $shares:literal;)*) => {
         /// Rows and columns of all shapes.

@@ -4,10 +4,11 @@
 //! blocks can work on a tile than a cluster may have.
 
 use cuda_std::atomic::Order;
+use cuda_std::tile::{Scheduler, Work};
 
 use super::prelude::*;
 use super::shapes::{Shape, WARPGROUP_N};
-use super::swapped_tiles::{WARPGROUP_BARRIER, four};
+use super::swapped_stores::{WARPGROUP_BARRIER, four};
 
 /// The slices of a tile's terms, and the memory through which the blocks that compute them add
 /// their sums. Of the blocks of a tile, the last one to have its sums adds the sums of all blocks,
@@ -77,5 +78,31 @@ impl Slices {
             }
         }
         true
+    }
+}
+
+/// The tiles of a [`Schedule`], or slices of their terms.
+#[derive(Clone, Copy)]
+pub(super) struct SlicedSchedule {
+    pub(super) schedule: Schedule,
+    pub(super) slices: Option<Slices>,
+}
+
+impl Scheduler for SlicedSchedule {
+    type Work = Work;
+
+    fn first(&self) -> Option<Work> {
+        self.schedule.first()
+    }
+
+    fn next(&self, work: Work) -> Option<Work> {
+        self.schedule.next(work)
+    }
+
+    fn steps(&self, work: Work) -> (u32, u32) {
+        let Some(Slices { count, .. }) = self.slices else { return self.schedule.steps(work) };
+        let first = |slice| slice * self.schedule.steps / count;
+        let slice = work.tile % count;
+        (first(slice), first(slice + 1))
     }
 }
