@@ -22,11 +22,12 @@ mod files {
     pub mod plain;
     pub mod reduce_copy;
     pub mod signal;
+    pub mod sum_rows;
 }
 
 // On the GPU a kernel is an entry point, with no name to import.
 #[allow(unused_imports)]
 pub use files::{
     gin_put::*, ll_exchange::*, lsa_barrier::*, lsa_put::*, p2p::*, plain::*, reduce_copy::*,
-    signal::*,
+    signal::*, sum_rows::*,
 };

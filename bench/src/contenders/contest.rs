@@ -209,16 +209,17 @@ pub const CONTESTS: &[Contest] = &[
             "the same in its form for high throughput; `group` copies rows to the other experts of \
              their tokens, in place",
         Column RustAllGather
-            "devcomm::Collectives on the windows: all_gather of rows and routing, reduce_scatter \
-             of results",
+            "devcomm::Collectives on the windows: all_gather of rows and routing; a kernel that \
+             sums what experts return, and reduce_scatter",
         Column Write "plain stores of as many bytes between two ranks, in both directions",
         Theirs Nccl
-            "ncclAllGather of rows and routing in a group, ncclReduceScatter of results, on memory \
-             of ncclMemAlloc that is not registered",
+            "ncclAllGather of rows and routing in a group; a kernel that sums what experts return, \
+             and ncclReduceScatter; on memory of ncclMemAlloc that is not registered",
         Theirs NcclSym "the same on the windows",
         Theirs NcclAllToAll
-            "ncclAlltoAll on windows, of rows and routing in a group, and of results; it neither \
-             orders rows by rank nor adds results up, and all chunks are as long as the longest",
+            "ncclAlltoAll on windows, of rows and routing in a group, which are in the order of \
+             the ranks before; for results a kernel that sums before and one after it; all \
+             chunks are as long as the longest",
         Theirs NcclEpLl "NCCL EP for low latency; in a layer its dispatch orders rows by expert",
         Theirs NcclEpHt "NCCL EP for high throughput; its combine applies no weights",
     ),

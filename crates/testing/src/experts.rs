@@ -190,6 +190,24 @@ impl Batch {
         Layout { offsets, sizes, rows }
     }
 
+    /// Returns what a rank's experts contribute to each token of each rank, in order: indices of
+    /// rows, in the order of this [`layout`](Self::layout), and their weights.
+    #[must_use]
+    pub fn terms(&self, rank: usize, layout: &Layout) -> Vec<Vec<(u32, f32)>> {
+        let (mut next, local) = (layout.offsets.clone(), self.local());
+        let tokens = (0..).zip(&self.tokens).flat_map(|(rank, n)| (0..*n).map(move |t| (rank, t)));
+        let terms = tokens.map(|(source, token)| {
+            let here = self.chosen(source, token).filter(|(expert, _)| expert / local == rank);
+            let row = here.map(|(expert, weight)| {
+                let at = next[expert % local];
+                next[expert % local] += 1;
+                (at, weight)
+            });
+            row.collect()
+        });
+        terms.collect()
+    }
+
     /// Returns the tokens of the rank `from` that have experts in the rank `to`.
     pub fn tokens_to(&self, from: usize, to: usize) -> impl Iterator<Item = usize> {
         let is_in_to = move |(expert, _): (usize, f32)| expert / self.local() == to;

@@ -3,22 +3,22 @@
 
 use std::rc::Rc;
 
-use devcomm::{Buffer, DeviceSlice, group};
+use devcomm::{Buffer, DeviceSlice, Kernels, group};
 use devcomm_testing::experts::Batch;
 use devcomm_testing::simulated::read;
 use half::bf16;
 
 use super::layer::{Layer, Operation, count_different, routing};
+use super::sums::Sums;
 use crate::cases::operation::memory;
 use crate::cases::prelude::*;
 
 /// Buffers of `ncclAlltoAll`, each with a chunk for each rank. All chunks have the same length,
 /// since NCCL requires it: that of the pair of ranks with the most rows. For dispatch, the chunk of
-/// a rank has the rows of this rank's tokens that have an expert there. For combine, the chunk of a
-/// rank has this rank's results for that rank's tokens. The buffers to send are filled once, in the
-/// order of the tokens, before anything is timed. The experts return their rows as they are, and
-/// the results that arrive are not added up. In each pair of buffers the first one is sent, and the
-/// second one receives.
+/// a rank has the rows of this rank's tokens that have an expert there. They are put there once,
+/// before anything is timed. For combine, the chunk of a rank has the sums of what this rank's
+/// experts return for that rank's tokens, and those that arrive are added up. In each pair of
+/// buffers the first one is sent, and the second one receives.
 pub(super) struct AllToAll<'a> {
     layer: Rc<Layer<'a>>,
     nccl: &'a Nccl<'a>,
@@ -28,10 +28,17 @@ pub(super) struct AllToAll<'a> {
     /// Experts and weights of each row.
     routing: [DeviceSlice<u32>; 2],
     results: [DeviceSlice<bf16>; 2],
+    output: DeviceSlice<bf16>,
+    /// The sums that are sent, and those of what arrives.
+    sums: [Sums<'a>; 2],
 }
 
 impl<'a> AllToAll<'a> {
-    pub(super) fn new(layer: &Rc<Layer<'a>>, nccl: &'a Nccl<'a>) -> Result<Rc<Self>> {
+    pub(super) fn new(
+        layer: &Rc<Layer<'a>>,
+        nccl: &'a Nccl<'a>,
+        kernels: &'a Kernels,
+    ) -> Result<Rc<Self>> {
         let (rank, batch) = (layer.harness.rank, &layer.batch);
         let (ranks, me) = (rank.n_ranks(), rank.rank());
         let pairs = (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to)));
@@ -41,6 +48,19 @@ impl<'a> AllToAll<'a> {
         // The buffers are windows, with which NCCL is fastest.
         let row_memory = || memory(nccl.comm(), Variant::NcclSym, [rows * batch.hidden; 2]);
         let routing_of_all = memory(nccl.comm(), Variant::NcclSym, [rows * 2 * batch.top_k; 2])?;
+        let terms = batch.terms(me, &layer.layout);
+        let (mut sent, mut added) = (vec![Vec::new(); rows], vec![Vec::new(); batch.tokens[me]]);
+        for rank in 0..ranks {
+            let first: usize = batch.tokens[..rank].iter().sum();
+            for (at, token) in batch.tokens_to(rank, me).enumerate() {
+                sent[rank * chunk_rows + at].clone_from(&terms[first + token]);
+            }
+            for (at, token) in batch.tokens_to(me, rank).enumerate() {
+                added[token].push(((rank * chunk_rows + at) as u32, 1.0));
+            }
+        }
+        let sums = |sums: &[_]| Sums::new(layer.harness, kernels, sums, batch.hidden);
+        let output = nccl.comm().mem_alloc(batch.inputs[me].len())?.device_slice();
         let this = Self {
             layer: Rc::clone(layer),
             nccl,
@@ -48,16 +68,13 @@ impl<'a> AllToAll<'a> {
             rows: row_memory()?,
             routing: routing_of_all,
             results: row_memory()?,
+            output,
+            sums: [sums(&sent)?, sums(&added)?],
         };
         for rank in 0..ranks {
             for (at, token) in batch.tokens_to(me, rank).enumerate() {
                 this.write(&this.rows[0], rank, at, batch.row(me, token))?;
                 this.write(&this.routing[0], rank, at, &routing_of(batch, me, token))?;
-            }
-            for (at, token) in batch.tokens_to(rank, me).enumerate() {
-                let result = batch.partial(me, (rank, token), |_| 1.0);
-                let result = result.context("`tokens_to` returned a token without an expert")?;
-                this.write(&this.results[0], rank, at, &result)?;
             }
         }
         Ok(Rc::new(this))
@@ -84,7 +101,10 @@ impl<'a> AllToAll<'a> {
             })?;
         }
         if operation.combines() {
-            comm.all_to_all(&self.results[0], &self.results[1], stream)?;
+            let ([sent, arrived], harness) = (&self.results, self.layer.harness);
+            self.sums[0].launch(&self.layer.rows, sent, harness)?;
+            comm.all_to_all(sent, arrived, stream)?;
+            self.sums[1].launch(arrived, &self.output, harness)?;
         }
         Ok(())
     }
@@ -120,10 +140,13 @@ struct Received<'a>(Rc<AllToAll<'a>>, Operation);
 
 impl Outcome for Received<'_> {
     fn poison(&self) -> Result<()> {
-        let AllToAll { rows, routing, results, .. } = &*self.0;
+        let AllToAll { rows, routing, results, output, .. } = &*self.0;
         rows[1].fill_bytes(0xff)?;
         routing[1].fill_bytes(0xff)?;
-        Ok(results[1].fill_bytes(0xff)?)
+        for buffer in [&results[0], &results[1], output] {
+            buffer.fill_bytes(0xff)?;
+        }
+        Ok(())
     }
 
     fn count_wrong(&self) -> Result<usize> {
@@ -142,10 +165,7 @@ impl Outcome for Received<'_> {
             })?;
         }
         if operation.combines() {
-            wrong += all.count_wrong(&all.results[1], |from| {
-                let partial = |token| batch.partial(from, (me, token), |_| 1.0);
-                batch.tokens_to(me, from).filter_map(partial).collect()
-            })?;
+            wrong += count_different(&read(&all.output)?, &all.layer.expected);
         }
         Ok(wrong)
     }

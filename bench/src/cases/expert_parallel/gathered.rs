@@ -1,13 +1,14 @@
-//! Dispatch and combine by collectives: an all-gather of all ranks' tokens, and a reduce-scatter of
-//! the experts' contributions to them.
+//! Dispatch and combine by collectives: an all-gather of all ranks' tokens; the sums of what this
+//! rank's experts return for each of them, and a reduce-scatter of these sums.
 
 use std::rc::Rc;
 
-use devcomm::{Collectives, Communicator, DeviceSlice, ReduceOp, group};
+use devcomm::{Collectives, Communicator, DeviceSlice, Kernels, ReduceOp, group};
 use devcomm_testing::simulated::read;
 use half::bf16;
 
 use super::layer::{Layer, Operation, count_different, routing};
+use super::sums::Sums;
 use crate::cases::operation::memory;
 use crate::cases::prelude::*;
 
@@ -28,6 +29,7 @@ pub struct Gathered<'a> {
     layer: Rc<Layer<'a>>,
     collectives: &'a Collectives,
     nccl: &'a Nccl<'a>,
+    partials: Sums<'a>,
     /// Memory that is not registered, for [`Variant::Nccl`].
     plain: Buffers,
     /// Windows of the world's communicator, for [`Variant::RustAllGather`].
@@ -41,6 +43,7 @@ impl<'a> Gathered<'a> {
         layer: &Rc<Layer<'a>>,
         collectives: &'a Collectives,
         nccl: &'a Nccl<'a>,
+        kernels: &'a Kernels,
     ) -> Result<Rc<Self>> {
         let (harness, batch) = (layer.harness, Rc::clone(&layer.batch));
         let (comm, ranks, me) = (harness.comm, harness.rank.n_ranks(), harness.rank.rank());
@@ -55,26 +58,14 @@ impl<'a> Gathered<'a> {
         let in_windows = buffers(comm, Variant::NcclSym)?;
         let in_windows_of_nccl = buffers(nccl.comm(), Variant::NcclSym)?;
         let layer = Rc::clone(layer);
-        let gathered = Self { layer, collectives, nccl, plain, in_windows, in_windows_of_nccl };
-        let partials = gathered.partials();
+        let partials = Sums::new(harness, kernels, &batch.terms(me, &layer.layout), batch.hidden)?;
+        let gathered =
+            Self { layer, collectives, nccl, partials, plain, in_windows, in_windows_of_nccl };
         for buffers in [&gathered.plain, &gathered.in_windows, &gathered.in_windows_of_nccl] {
             buffers.rows.copy_from_host(&batch.inputs[me])?;
             buffers.routing.copy_from_host(&routing(&batch, me, 0..batch.ids[me].len()))?;
-            buffers.partials.copy_from_host(&partials)?;
         }
         Ok(Rc::new(gathered))
-    }
-
-    /// Returns what this rank's experts contribute to the tokens of all ranks.
-    fn partials(&self) -> Vec<bf16> {
-        let (batch, me) = (&self.layer.batch, self.layer.harness.rank.rank());
-        let tokens = |rank: usize| (0..batch.tokens[rank]).map(move |token| (rank, token));
-        let all = (0..batch.tokens.len()).flat_map(tokens);
-        all.flat_map(|token| {
-            let partial = batch.partial(me, token, |_| 1.0);
-            partial.unwrap_or_else(|| vec![bf16::ZERO; batch.hidden])
-        })
-        .collect()
     }
 
     fn buffers(&self, variant: Variant) -> &Buffers {
@@ -100,10 +91,13 @@ impl<'a> Gathered<'a> {
                 comm.all_gather(routing, all_routing, stream)
             })?;
         }
-        match (operation.combines(), by_rust) {
-            (false, _) => Ok(()),
-            (_, true) => collectives.reduce_scatter(partials, results, ReduceOp::Sum, stream),
-            _ => comm.reduce_scatter(partials, results, ReduceOp::Sum, stream),
+        if !operation.combines() {
+            return Ok(());
+        }
+        self.partials.launch(&self.layer.rows, partials, self.layer.harness)?;
+        match by_rust {
+            true => collectives.reduce_scatter(partials, results, ReduceOp::Sum, stream),
+            false => comm.reduce_scatter(partials, results, ReduceOp::Sum, stream),
         }
     }
 
@@ -125,8 +119,9 @@ struct ByCollectives<'a>(Rc<Gathered<'a>>, Operation, Variant);
 impl Outcome for ByCollectives<'_> {
     fn poison(&self) -> Result<()> {
         let Self(gathered, _, variant) = self;
-        let Buffers { all_rows, all_routing, results, .. } = gathered.buffers(*variant);
+        let Buffers { all_rows, all_routing, partials, results, .. } = gathered.buffers(*variant);
         all_rows.fill_bytes(0xff)?;
+        partials.fill_bytes(0xff)?;
         all_routing.fill_bytes(0xff)?;
         Ok(results.fill_bytes(0xff)?)
     }

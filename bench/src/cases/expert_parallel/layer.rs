@@ -58,13 +58,14 @@ pub struct Layer<'a> {
     experts: Rc<ExpertParallel>,
     pub batch: Rc<Batch>,
     /// The order of `rows`.
-    layout: Layout,
+    pub layout: Layout,
     /// The combined results of this rank's tokens, if experts return their rows.
     pub expected: Vec<bf16>,
     input: SymmetricBuffer<bf16>,
     ids: SymmetricBuffer<i32>,
     weights: SymmetricBuffer<f32>,
-    rows: DeviceSlice<bf16>,
+    /// What experts return.
+    pub rows: DeviceSlice<bf16>,
     output: SymmetricBuffer<bf16>,
 }
 

@@ -4,6 +4,7 @@
 mod all_to_all;
 mod gathered;
 mod layer;
+mod sums;
 
 use std::rc::Rc;
 
@@ -99,7 +100,7 @@ impl Benchmark for Experts {
             let why = anyhow!("the form for high throughput is for one LSA team");
             job.selection.omit(Variant::RustThroughput, why)?;
         }
-        let stores = Kernels::load(harness.rank.context(), &crate::base::KERNELS)?;
+        let kernels = Kernels::load(harness.rank.context(), &crate::base::KERNELS)?;
         job.begin()?;
         for &tokens in self.sizes(harness.rank.is_simulated()).0 {
             let batch = Rc::new(self.batch(harness, tokens));
@@ -112,12 +113,13 @@ impl Benchmark for Experts {
             }
             // The gathered form is measured with NCCL's first configuration only, the all-to-all
             // also with the one that uses copy engines.
-            let gathered = Gathered::new(&layer, &collectives, &nccl[0])?;
+            let gathered = Gathered::new(&layer, &collectives, &nccl[0], &kernels)?;
             let differ = nccl.iter().filter(|nccl| nccl.matters(Variant::NcclSym, false));
-            let exchanged =
-                differ.map(|nccl| AllToAll::new(&layer, nccl)).collect::<Result<Vec<_>>>()?;
+            let exchanged = differ
+                .map(|nccl| AllToAll::new(&layer, nccl, &kernels))
+                .collect::<Result<Vec<_>>>()?;
             for &operation in &self.operations {
-                self.compare(job, operation, &layers, (&gathered, &exchanged), &stores)?;
+                self.compare(job, operation, &layers, (&gathered, &exchanged), &kernels)?;
             }
         }
         Ok(())
@@ -171,7 +173,7 @@ impl Experts {
         operation: Operation,
         layers: &[Rc<Layer<'a>>],
         (gathered, exchanged): (&Rc<Gathered<'a>>, &[Rc<AllToAll<'a>>]),
-        stores: &'a Kernels,
+        kernels: &'a Kernels,
     ) -> Result<()> {
         let (harness, batch) = (layers[0].harness, &layers[0].batch);
         let me = harness.rank.rank();
@@ -197,7 +199,7 @@ impl Experts {
                 contenders.extend(exchanged.iter().map(|all| all.contender(operation)));
             }
             if job.selection.has(Variant::Write) && operation != Operation::Layer && size > 0 {
-                contenders.push(by_stores(harness, stores, size, &self.grid)?);
+                contenders.push(by_stores(harness, kernels, size, &self.grid)?);
             }
         }
         let Batch { hidden, experts, top_k, .. } = **batch;
