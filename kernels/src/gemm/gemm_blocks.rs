@@ -130,6 +130,10 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue> Mainloop for Blocks<'a, T, E> {
         self.product.prepare(loader);
     }
 
+    fn wait(&self, loader: u32) {
+        self.product.wait(loader);
+    }
+
     fn source(&self, loader: u32, work: Turn) -> Self::Source {
         self.product.source(loader, work)
     }

@@ -117,10 +117,12 @@ unsafe impl<T: Half + Factor, S: Shape> Mainloop for Product<'_, T, S> {
         Persistent { tiles, steps: self.k.div_ceil(TILE_K) }
     }
 
-    /// Fetches the map. The groups were counted after the previous kernels, so no wait is left.
     fn prepare(&self, loader: u32) {
         tma::prefetch_map(if loader == LOADS_A { self.a } else { self.b });
     }
+
+    /// Waits for nothing: the groups were counted after the previous kernels.
+    fn wait(&self, _: u32) {}
 
     fn source(&self, _: u32, turn: Turn) -> Place {
         self.place(turn)

@@ -198,11 +198,14 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Hooks> Mainloop for Product<'a, T
         Persistent { tiles: self.order().count(), steps: self.k }
     }
 
+    /// Waits for the previous kernels, since hooks may read what they write.
     fn prepare(&self, _: u32) {
         grid::wait_for_previous();
         tma::prefetch_map(self.maps[0]);
         tma::prefetch_map(self.maps[1]);
     }
+
+    fn wait(&self, _: u32) {}
 
     fn source(&self, _: u32, work: Turn) -> Self::Source {
         let Tile { row, b_row, .. } = self.order().tile(work.number);

@@ -66,14 +66,14 @@ pub(super) struct Source {
 }
 
 /// The state of a thread that multiplies.
-pub(super) struct State<E> {
+pub(super) struct State<T, E> {
     epilogue: E,
+    /// The warpgroup's rows of B, and those of A, in stage 0.
+    factors: [wgmma::Tile<T>; 2],
     /// The first threads of a warpgroup release a stage, each to one of the blocks that load for
     /// this block: the blocks in its row, then the other blocks in its column.
     releasing: bool,
     releases: u32, // The rank in the cluster of that block.
-    /// The first row of B in a stage that is the warpgroup's.
-    first: u32,
     /// The row and the column of the block's tile.
     origin: (u32, u32),
     /// Split tiles before this one.
@@ -90,7 +90,7 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
     type Registers = RaisedRegisters<S>;
     type Sums = S::Sums;
     type Source = Source;
-    type State = State<E>;
+    type State = State<T, E>;
 
     const COMPUTING: u32 = S::N / WARPGROUP_N;
     const LOADING: u32 = 2;
@@ -110,7 +110,7 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
     }
 
     #[track_caller]
-    fn release(&self, _: &Warpgroup, state: &State<E>, empty: MBarrier) {
+    fn release(&self, _: &Warpgroup, state: &State<T, E>, empty: MBarrier) {
         let Division { across, down, .. } = self.block.division;
         if state.releasing {
             if across + down == 2 { empty.arrive() } else { empty.arrive_in(state.releases) }
@@ -137,6 +137,9 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
 
     fn prepare(&self, loader: u32) {
         tma::prefetch_map(self.maps[loader as usize]);
+    }
+
+    fn wait(&self, loader: u32) {
         let Division { constant_a, constant_b, .. } = self.block.division;
         if ![constant_b, constant_a][loader as usize] {
             grid::wait_for_previous();
@@ -178,7 +181,7 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
         }
     }
 
-    fn state(&self, group: &Warpgroup) -> State<E> {
+    fn state(&self, group: &Warpgroup) -> State<T, E> {
         let Block { division, schedule, row, column, epilogue, .. } = &self.block;
         let (across, thread) = (division.across, group.thread());
         let above = thread.wrapping_sub(across); // Used by the threads from `across` on.
@@ -191,46 +194,47 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
             epilogue: epilogue.begin(),
             releasing: thread < across + division.down - 1,
             releases: place * schedule.splits + schedule.rank,
-            first: 0,
+            factors: [self.block.tile(0, S::N, S::M, 0).factor(); 2],
             origin: (0, 0),
             split: 0,
             waited: false,
         }
     }
 
-    fn start(&self, group: &Warpgroup, state: &mut State<E>, work: Work) {
+    fn start(&self, group: &Warpgroup, state: &mut State<T, E>, work: Work) {
         let (row, column) = self.block.origin(work.tile);
         let (_, before) = self.block.loaded_b(column);
         let warpgroup = group.index() * WARPGROUP_N;
         // A warpgroup whose columns are beyond C multiplies by any rows.
-        state.first = (before + warpgroup) % S::N;
+        let b = self.block.tile(0, 0, S::N, 0).rows::<WARPGROUP_N>((before + warpgroup) % S::N);
+        state.factors[0] = b.factor();
         state.origin = (row, column + warpgroup);
     }
 
     fn compute(
         &self,
         _: &Warpgroup,
-        state: &mut State<E>,
+        state: &mut State<T, E>,
         sums: &mut S::Sums,
         stage: u32,
         first: bool,
     ) {
+        let [b, a] = state.factors.map(|factor| factor.offset_bytes(stage * S::STAGE));
         // SAFETY: a whole warpgroup computes a stage that has arrived.
         unsafe {
             wgmma::fence();
             for term in Strided::new(0, S::K, TERMS) {
                 let (depth, column) = (term / TILE_K, term % TILE_K);
-                let a = self.block.tile(stage, S::N, S::M, depth).factor();
-                let b = self.block.tile(stage, 0, S::N, depth);
-                let b = b.rows::<WARPGROUP_N>(state.first).factor();
-                let (a, b) = (a.columns_from(column), b.columns_from(column));
+                let [b, a] = [(b, S::N), (a, S::M)].map(|(factor, rows)| {
+                    factor.offset_bytes(depth * rows * 128).columns_from(column)
+                });
                 wgmma::multiply(sums, b, a, !first || term > 0);
             }
             wgmma::commit_group();
         }
     }
 
-    fn finish(&self, group: &Warpgroup, state: &mut State<E>, work: Work, sums: &mut S::Sums) {
+    fn finish(&self, group: &Warpgroup, state: &mut State<T, E>, work: Work, sums: &mut S::Sums) {
         let Self { block, target, .. } = self;
         if !state.waited {
             grid::wait_for_previous();
@@ -266,7 +270,7 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
         }
     }
 
-    fn end(&self, _: &Warpgroup, state: &mut State<E>) {
+    fn end(&self, _: &Warpgroup, state: &mut State<T, E>) {
         state.epilogue.end(2 * S::N); // The threads that multiply: 128 for 64 columns.
         tma::wait_stores::<0>();
     }

@@ -127,14 +127,17 @@ pub(crate) unsafe fn copy_4_async(to: SharedAddress, from: *const u8, pred: bool
     unsafe { copy_4_bytes(to, from, if pred { 4 } else { 0 }) }
 }
 
-/// The matrix descriptor of `wgmma`: the low 18 bits of the address in units of 16 bytes, a stride
-/// of 1,024 bytes per eight rows of memory, the 128-byte swizzle.
-pub(crate) type TileAddress = u64;
+/// The low word of a matrix descriptor of `wgmma`, which has the low 18 bits of the address in
+/// units of 16 bytes. The high word is the same for all: a stride of 1,024 bytes per eight rows of
+/// memory, and the 128-byte swizzle. So offsets are added to words of 32 bits.
+pub(crate) type TileAddress = u32;
+
+const EIGHT_ROWS: u32 = 1024 >> 4;
+const SWIZZLE_128B: u32 = 1 << 30;
 
 pub(crate) fn tile_address(address: SharedAddress) -> TileAddress {
-    const EIGHT_ROWS: u64 = (1024 >> 4) << 32;
-    const SWIZZLE_128B: u64 = 1 << 62;
-    u64::from((address & 0x3_ffff) >> 4) | EIGHT_ROWS | SWIZZLE_128B
+    // In a cluster, higher bits are the block's rank.
+    (address & 0x3_ffff) >> 4
 }
 
 /// Returns a descriptor for MN-major tiles. PTX's canonical layout for the 128-byte swizzle and
@@ -143,11 +146,11 @@ pub(crate) fn tile_address(address: SharedAddress) -> TileAddress {
 /// at LBO, which only these tiles have.
 pub(crate) fn transposed_tile_address(address: SharedAddress, next_rows: u32) -> TileAddress {
     // It is opaque, so that LLVM computes nothing from it ahead of a branch to this layout.
-    tile_address(super::opaque(address)) | u64::from((next_rows & 0x3_ffff) >> 4) << 16
+    tile_address(super::opaque(address)) | ((next_rows & 0x3_ffff) >> 4) << 16
 }
 
 pub(crate) fn tile_offset_bytes(tile: TileAddress, bytes: u32) -> TileAddress {
-    tile + u64::from(bytes >> 4)
+    tile + (bytes >> 4)
 }
 
 #[doc(hidden)]
@@ -274,15 +277,17 @@ macro_rules! wgmma {
     ) => {
         asm!(
             concat!(
-                "{{ .reg .pred p; setp.ne.b32 p, {accumulate}, 0; ",
+                "{{ .reg .pred p; .reg .b64 a, b; setp.ne.b32 p, {accumulate}, 0; ",
+                "mov.b64 a, {{{a}, {high}}}; mov.b64 b, {{{b}, {high}}}; ",
                 "wgmma.mma_async.sync.aligned.", $shape, $types, " {{",
                 "{", $first, "}" $(, ", {", $i, "}")*,
-                "}}, {a}, {b}, p, 1, 1", $transposed, "; }}",
+                "}}, a, b, p, 1, 1", $transposed, "; }}",
             ),
             inout(reg32) $d[$first],
             $( inout(reg32) $d[$i], )*
-            a = in(reg64) $a,
-            b = in(reg64) $b,
+            a = in(reg32) $a,
+            b = in(reg32) $b,
+            high = const EIGHT_ROWS | SWIZZLE_128B,
             accumulate = in(reg32) $accumulate,
             $($immediates)*
             options(nostack),

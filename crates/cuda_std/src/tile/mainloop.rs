@@ -187,8 +187,13 @@ pub unsafe trait Mainloop {
         }
     }
 
-    /// Prepares loading warp `loader`: by default it waits for the previous kernels of the stream.
-    fn prepare(&self, _loader: u32) {
+    /// Runs first in loading warp `loader`. Implementations whose [`schedule`](Self::schedule) or
+    /// [`source`](Self::source) reads memory that the previous kernels write wait for them here.
+    fn prepare(&self, _loader: u32) {}
+
+    /// Waits in loading warp `loader` for its factors, before its first load and after it has the
+    /// place of its first tile: by default for the previous kernels of the stream.
+    fn wait(&self, _loader: u32) {
         grid::wait_for_previous();
     }
 
@@ -326,9 +331,14 @@ fn load_tiles<M: Mainloop + ?Sized>(main: &M, loader: u32, pipeline: Pipeline) {
     main.prepare(loader);
     let schedule = main.schedule();
     let (mut work, mut state) = (schedule.first(), PipelineState::FIRST);
+    let mut is_first = true;
     while let Some(tile) = work {
         let source = main.source(loader, tile);
         let (mut step, end) = schedule.steps(tile);
+        if is_first {
+            main.wait(loader);
+            is_first = false;
+        }
         while step < end {
             pipeline.wait_empty(state);
             let full = pipeline.full(state);

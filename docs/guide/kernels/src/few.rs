@@ -108,7 +108,7 @@ unsafe impl<'a, const N: usize> Mainloop for Fused<'a, N> {
     }
 
     /// Waits for the previous kernel, except in the first warp: it loads B, which no kernel writes.
-    fn prepare(&self, loader: u32) {
+    fn wait(&self, loader: u32) {
         if loader == LOADS_A {
             grid::wait_for_previous();
         }
