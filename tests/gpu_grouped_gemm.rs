@@ -224,8 +224,12 @@ fn the_plan_of_groups_follows_from_their_shape() {
         for (groups, m, plan) in [
             (1, 48, "swapped:64x128:1"),
             (2, 97, "swapped:128x128:1"),
-            (2, 1024, "swapped:128x128:1"),
-            (2, 1025, "wide"),
+            (2, 256, "swapped:128x128:1"),
+            (2, 257, "wide"),
+            (2, 512, "wide"),
+            (2, 513, "swapped:128x128:1"),
+            (2, 704, "swapped:128x128:1"),
+            (2, 705, "wide"),
             (usize::MAX, 1025, "swapped:64x128:1"),
         ] {
             assert_eq!(gemm.plan(groups, [m, 130, 72])?, on_hopper(plan), "{groups} groups, {m}");

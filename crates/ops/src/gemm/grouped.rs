@@ -22,9 +22,10 @@ use crate::prelude::*;
 ///
 /// On Hopper, products whose rows begin at multiples of 16 bytes (`k` is a multiple of 8) are by
 /// `wgmma` and TMA. The average of `m` over the groups chooses the tiles: 64 x 128 elements for up
-/// to 48 rows a group, which take the time in which B is read from memory; 128 x 128 for up to 512
-/// rows; and 256 x 256 for more, fastest if `n` is a multiple of 8 too. So `m` should be near the
-/// number of rows. All other products, and those on any other GPU since Ampere, are by `mma.sync`.
+/// to 48 rows a group, which take the time in which B is read from memory; 128 x 128 for up to 128
+/// and for 257 to 352; and 256 x 256, fastest if `n` is a multiple of 8 too. So `m` should be near
+/// the number of rows. All other products, and those on any other GPU since Ampere, are by
+/// `mma.sync`.
 ///
 /// Launches on Hopper are *dependent*, as those of [`Gemm`](super::Gemm).
 ///
@@ -69,12 +70,6 @@ const FILES: &[&str] = &[
     kernels::gemm_grouped_swapped::<bf16, M64N128>::FILE,
     kernels::gemm_grouped_mma::<bf16>::FILE,
 ];
-
-/// The rows of a group, on average, up to which tiles have 64 rows. Measured on an H200, as the
-/// next number: docs/findings.md.
-const FEW_ROWS: usize = 48;
-/// The rows of a group, on average, up to which tiles have 128 rows.
-const MANY_ROWS: usize = 512;
 
 /// Returns the plan with the tiles of this shape.
 const fn swapped<S: Shape>() -> GemmPlan {
@@ -128,10 +123,13 @@ impl GroupedGemm {
         if !self.is_hopper || !k.is_multiple_of(8) {
             return GemmPlan::Portable;
         }
-        let at_most = |rows: usize| m <= groups.saturating_mul(rows);
-        let few = at_most(FEW_ROWS).then_some(FEW);
-        let several = at_most(MANY_ROWS).then_some(SEVERAL);
-        self.plan.or(few).or(several).unwrap_or(GemmPlan::Wide)
+        // The average rows of a group, as measured on an H200 (docs/findings.md): of 256 rows of a
+        // tile of `Wide`, too many are empty up to 128 rows and, of two tiles, up to 352.
+        self.plan.unwrap_or(match m.div_ceil(groups.max(1)) {
+            ..=48 => FEW,
+            49..=128 | 257..=352 => SEVERAL,
+            _ => GemmPlan::Wide,
+        })
     }
 
     /// Enqueues the products of all groups, of shape `[m, n, k]`: reads up to `m * k` elements of
