@@ -49,9 +49,10 @@ pub const SWAPPED_TILES: &str = "kernels/src/gemm/swapped_tiles.rs";
 pub const SWAPPED_STORES: &str = "kernels/src/gemm/swapped_stores.rs";
 pub const SWAPPED: &str = "kernels/src/gemm/swapped_loop.rs";
 /// The kernels that use the code in `MAINLOOP`.
-pub const USERS_OF_MAINLOOP: [&str; 6] =
-    [WGMMA, FACTORS, LAST_ROWS, BLOCKS, SWAPPED, SWAPPED_TILES];
+pub const USERS_OF_MAINLOOP: [&str; 7] =
+    [WGMMA, FACTORS, LAST_ROWS, BLOCKS, SWAPPED, SWAPPED_TILES, GROUPED];
 const SLICES: &str = "kernels/src/gemm/slices.rs";
+pub const GROUPED: &str = "kernels/src/gemm/gemm_grouped_swapped.rs";
 const MMA: &str = "kernels/src/gemm/gemm_mma.rs";
 pub const FUSED: &str = "kernels/src/gemm_allreduce/exchange.rs";
 pub const OWNER: &str = "kernels/src/gemm_allreduce/exchange/owner.rs";
@@ -321,6 +322,9 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("gemm_sliced", SLICES, ("named_barrier_sync(", 1), Remove, &["mem::load(is_last"]),
     mutant("gemm_sliced", SLICES, (ARRIVED, 0), Relax, &[SLICE]),
     mutant("gemm_sliced", SLICES, (ARRIVED, 0), Change::Narrow(Scope::Cta), &[ARRIVED]),
+    mutant("gemm_grouped_swapped", GROUPED, (PREVIOUS, 0), NoWait, &["stage.load", "mem::store("]),
+    mutant("gemm_grouped_swapped", MAINLOOP, (FULL, 0), NoWait, &["group.multiply("]),
+    mutant("gemm_grouped_swapped", MAINLOOP, (EMPTY, 0), NoWait, &["stage.load", "stage.expect("]),
     mutant("gemm_mma", MMA, ("product.sums::<", 0), NoWait, &["product.sums::<"]),
     mutant("gemm_allreduce_mma", FUSED, ("named_barrier_sync(", 0), Remove, &[PARTIAL]),
     mutant("gemm_allreduce_mma", FUSED, ("flag.post(", 0), NARROW, &[FLAG]),

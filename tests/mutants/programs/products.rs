@@ -1,8 +1,8 @@
 //! Programs of products of matrices.
 
 use devcomm::{
-    AllGatherGemm, AllGatherGemmPlan, F8E4M3, Gemm, GemmAllReducePlan, GemmOptions, GemmPlan,
-    Result, Wire,
+    AllGatherGemm, AllGatherGemmPlan, Buffer, F8E4M3, Gemm, GemmAllReducePlan, GemmOptions,
+    GemmPlan, GroupedGemm, Result, RowGroups, Wire,
 };
 use devcomm_testing::simulated::Gpu;
 use half::bf16;
@@ -55,6 +55,22 @@ pub fn gemm_blocks(gpu: &Gpu<'_>) -> Result<()> {
     let (c, stream) = (gpu.buffer(&vec![bf16::ZERO; m * n])?, gpu.stream()?);
     let gemm = Gemm::new(&stream)?;
     (0..2).try_for_each(|_| gemm.product(shape).block_scales(&of_a, &of_b).launch(&a, &b, &c))?;
+    stream.synchronize()
+}
+
+/// Multiplies two groups by B, and the products by B again, so that the second launch reads what
+/// the first one writes.
+pub fn gemm_grouped_swapped(gpu: &Gpu<'_>) -> Result<()> {
+    const N: usize = 136;
+    let rows = gpu.buffer(&vec![bf16::ONE; 12 * N])?;
+    let (between, c) =
+        (gpu.buffer(&vec![bf16::ZERO; 12 * N])?, gpu.buffer(&vec![bf16::ZERO; 12 * N])?);
+    let (b, stream) = (gpu.buffer(&vec![bf16::ONE; 2 * N * N])?, gpu.stream()?);
+    let (offsets, sizes) = (gpu.buffer(&[0_u32, 8])?, gpu.buffer(&[8_u32, 4])?);
+    let groups = RowGroups { offsets: offsets.device_slice(), sizes: sizes.device_slice() };
+    let gemm = GroupedGemm::new(&stream)?;
+    gemm.launch(&rows, &b, &between, &groups, [12, N, N], None)?;
+    gemm.launch(&between, &b, &c, &groups, [12, N, N], None)?;
     stream.synchronize()
 }
 
