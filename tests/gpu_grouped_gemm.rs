@@ -228,8 +228,8 @@ fn the_plan_of_groups_follows_from_their_shape() {
             (2, 257, "wide"),
             (2, 512, "wide"),
             (2, 513, "swapped:128x128:1"),
-            (2, 704, "swapped:128x128:1"),
-            (2, 705, "wide"),
+            (2, 768, "swapped:128x128:1"),
+            (2, 769, "wide"),
             (usize::MAX, 1025, "swapped:64x128:1"),
         ] {
             assert_eq!(gemm.plan(groups, [m, 130, 72])?, on_hopper(plan), "{groups} groups, {m}");

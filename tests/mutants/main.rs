@@ -58,7 +58,7 @@ impl Mutant {
         // A bug in shared code is reported at a line of a kernel that calls it.
         let kernels: &[&str] = match self.file {
             table::MAINLOOP | table::WARPGROUP => &table::USERS_OF_MAINLOOP,
-            table::SWAPPED => &[table::SWAPPED_TILES],
+            table::SWAPPED => &[table::SWAPPED_TILES, table::SWAPPED_STORES],
             table::EP_DISPATCH | table::EP_DISPATCH_PARTS => {
                 &[table::EP_DISPATCH, table::EP_DISPATCH_PARTS]
             }

@@ -86,6 +86,7 @@ programs! {
     gemm_sliced on Simulation::new(1).multiprocessors(4), one in 50;
     gemm_unswapped on Simulation::new(1).multiprocessors(4), one in 50;
     gemm_blocks on Simulation::new(1).multiprocessors(2), one in 50;
+    gemm_after_gemm on Simulation::new(1).multiprocessors(2), one in 50;
     gemm_grouped_swapped on Simulation::new(1).multiprocessors(1), one in 50;
     gemm_mma on Simulation::new(1).multiprocessors(2), one in 50;
     gemm_allreduce_mma on Simulation::new(2).multiprocessors(2), one in 50;

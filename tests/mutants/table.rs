@@ -52,7 +52,7 @@ pub const SWAPPED: &str = "kernels/src/gemm/swapped_loop.rs";
 pub const USERS_OF_MAINLOOP: [&str; 7] =
     [WGMMA, FACTORS, LAST_ROWS, BLOCKS, SWAPPED, SWAPPED_TILES, GROUPED];
 const SLICES: &str = "kernels/src/gemm/slices.rs";
-pub const GROUPED: &str = "kernels/src/gemm/gemm_grouped_swapped.rs";
+const GROUPED: &str = "kernels/src/gemm/gemm_grouped_swapped.rs";
 const MMA: &str = "kernels/src/gemm/gemm_mma.rs";
 pub const FUSED: &str = "kernels/src/gemm_allreduce/exchange.rs";
 pub const OWNER: &str = "kernels/src/gemm_allreduce/exchange/owner.rs";
@@ -322,6 +322,7 @@ pub const MUTANTS: &[Mutant] = &[
     mutant("gemm_sliced", SLICES, ("named_barrier_sync(", 1), Remove, &["mem::load(is_last"]),
     mutant("gemm_sliced", SLICES, (ARRIVED, 0), Relax, &[SLICE]),
     mutant("gemm_sliced", SLICES, (ARRIVED, 0), Change::Narrow(Scope::Cta), &[ARRIVED]),
+    mutant("gemm_after_gemm", SWAPPED, (PREVIOUS, 0), NoWait, &["stage.load"]),
     mutant("gemm_grouped_swapped", GROUPED, (PREVIOUS, 0), NoWait, &["stage.load", "mem::store("]),
     mutant("gemm_grouped_swapped", MAINLOOP, (FULL, 0), NoWait, &["group.multiply("]),
     mutant("gemm_grouped_swapped", MAINLOOP, (EMPTY, 0), NoWait, &["stage.load", "stage.expect("]),

@@ -1,5 +1,5 @@
-//! Weighted sums of rows of experts: what a program computes whose ranks exchange results by
-//! collectives, before it sends or after it receives.
+//! Weighted sums of experts' rows. A program that exchanges results by collectives computes them
+//! before it sends, or after it receives.
 
 use cuda_std::prelude::*;
 use cuda_std::strided::Strided;
@@ -12,28 +12,31 @@ pub const NO_ROW: u32 = u32::MAX;
 /// Terms whose rows a thread loads together.
 const TOGETHER: usize = 8;
 
-/// Computes weighted sums of rows: row `r` of `sums` becomes the sum of its `terms` terms, each the
-/// index of one of `rows` and the bits of a weight, in f32 and rounded once. Terms with [`NO_ROW`]
-/// are left out.
+/// Computes weighted sums of rows, in f32 and rounded once: block `i` stores row `targets[i]` of
+/// `sums`. `table` has `terms` pairs for each block: the index of a row of `rows`, and the bits of
+/// its weight. Pairs with [`NO_ROW`] are left out.
 ///
-/// Grid: a block for each row of `sums`, one-dimensional. Block: any, one-dimensional. Dependent
-/// launch: allowed. A row has `vectors` vectors of eight elements.
+/// Grid: a block for each sum, one-dimensional. Block: any, one-dimensional. Dependent launch:
+/// allowed. A row has `vectors` vectors of eight elements.
 ///
 /// # Safety
 ///
-/// Both arrays have the rows, aligned to 16 bytes, and `table` has the terms of a sum for each
-/// block. Nothing else accesses them until the kernel has ended.
+/// `rows` and `sums` have the rows that `table` and `targets` name, aligned to 16 bytes; targets
+/// differ. No other kernel accesses the arrays, but those before a dependent launch.
 #[kernel(max_threads = 1024)]
 pub unsafe fn sum_rows(
     rows: *const bf16,
     sums: *mut bf16,
+    targets: *const u32,
     table: *const [u32; 2],
     terms: u32,
     vectors: u32,
 ) {
-    let row = thread::block_idx_x();
+    let block = thread::block_idx_x();
     grid::launch_next();
     grid::wait_for_previous();
+    // SAFETY: the caller guarantees a target for each block.
+    let target = unsafe { mem::load(targets.wrapping_add(block as usize)) };
     for at in Strided::new(thread::thread_idx_x(), vectors, thread::block_dim_x()) {
         let vector = |row: u32| 8 * (row as usize * vectors as usize + at as usize);
         let mut sum = [0.0; 8];
@@ -41,7 +44,7 @@ pub unsafe fn sum_rows(
             let mut loaded = [Vec16::<bf16>::from_bits([0; 4]); TOGETHER];
             let mut weights = [0.0; TOGETHER];
             for i in 0..TOGETHER {
-                let term = (row * terms + first) as usize + i;
+                let term = (block * terms + first) as usize + i;
                 // SAFETY: the caller guarantees the arrays.
                 unsafe {
                     if first + (i as u32) < terms {
@@ -61,6 +64,6 @@ pub unsafe fn sum_rows(
             }
         }
         // SAFETY: the caller guarantees the sums; one thread stores a vector.
-        unsafe { mem::store_vec(sums.wrapping_add(vector(row)), bf16::narrow(sum)) };
+        unsafe { mem::store_vec(sums.wrapping_add(vector(target)), bf16::narrow(sum)) };
     }
 }

@@ -217,9 +217,9 @@ pub const CONTESTS: &[Contest] = &[
              and ncclReduceScatter; on memory of ncclMemAlloc that is not registered",
         Theirs NcclSym "the same on the windows",
         Theirs NcclAllToAll
-            "ncclAlltoAll on windows, of rows and routing in a group, which are in the order of \
-             the ranks before; for results a kernel that sums before and one after it; all \
-             chunks are as long as the longest",
+            "ncclAlltoAll on windows, all chunks as long as the longest; dispatch: rows and \
+             routing in a group, put in the order of the ranks before the measurement; combine: a \
+             kernel sums what experts return, and another one what arrives",
         Theirs NcclEpLl "NCCL EP for low latency; in a layer its dispatch orders rows by expert",
         Theirs NcclEpHt "NCCL EP for high throughput; its combine applies no weights",
     ),

@@ -1,6 +1,6 @@
 //! Returns the experts' results to the ranks of the tokens, within the LSA team, and adds them up.
-//! Here is the order in which a launch sends and receives; `combine_parts.rs` does so with one part
-//! of a row.
+//! This file has the order in which a launch sends and receives; `combine_parts.rs` sends and
+//! receives one part of a row.
 
 mod combine_parts;
 

@@ -1,5 +1,6 @@
-//! Sends the rows of tokens to the ranks of their experts, within the LSA team. Here is the order
-//! in which a launch sends and receives; `dispatch_parts.rs` does so with one part of a row.
+//! Sends the rows of tokens to the ranks of their experts, within the LSA team. This file
+//! has the order in which a launch sends and receives; `dispatch_parts.rs` sends and receives one
+//! part of a row.
 
 mod dispatch_parts;
 

@@ -198,7 +198,7 @@ unsafe impl<'a, T: GemmFactor, E: Epilogue, F: Hooks> Mainloop for Product<'a, T
         Persistent { tiles: self.order().count(), steps: self.k }
     }
 
-    /// Waits for the previous kernels, since hooks may read what they write.
+    /// Waits for the previous kernels before `source`, which calls a hook.
     fn prepare(&self, _: u32) {
         grid::wait_for_previous();
         tma::prefetch_map(self.maps[0]);

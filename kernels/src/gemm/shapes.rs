@@ -21,6 +21,16 @@ const LOADING: u32 = 128;
 
 type Eight<O> = SharedTile<O, STORE_M>;
 
+/// Returns the quotient of a division by a power of two.
+pub(super) fn quotient(number: u32, power: u32) -> u32 {
+    number >> power.trailing_zeros()
+}
+
+/// Returns the remainder of a division by a power of two.
+pub(super) fn remainder(number: u32, power: u32) -> u32 {
+    number & (power - 1)
+}
+
 /// The shape of a tile of C.
 pub trait Shape {
     /// A thread's sums: for each eight rows of C, four.

@@ -5,13 +5,10 @@ use cuda_std::tile::{Scheduler, Work};
 use cuda_std::wgmma::Factor;
 
 use super::prelude::*;
-use super::shapes::{Division, RaisedRegisters, Shape, TILE_K, WARPGROUP_N};
+use super::shapes::{Division, RaisedRegisters, Shape, TILE_K, WARPGROUP_N, quotient};
 use super::slices::SlicedSchedule;
 use super::swapped_stores::{Target, WARPGROUP_BARRIER};
 use super::swapped_tiles::Block;
-
-/// Terms of one `wgmma`.
-const TERMS: u32 = 16;
 
 /// The product's part of the main loop.
 pub(super) struct Product<'a, T, S, E, C> {
@@ -19,16 +16,6 @@ pub(super) struct Product<'a, T, S, E, C> {
     /// The maps of B and A.
     pub(super) maps: [&'a TensorMap; 2],
     pub(super) target: C,
-}
-
-/// Returns the quotient of a division by a power of two.
-pub(super) fn quotient(number: u32, power: u32) -> u32 {
-    number >> power.trailing_zeros()
-}
-
-/// Returns the remainder of a division by a power of two.
-pub(super) fn remainder(number: u32, power: u32) -> u32 {
-    number & (power - 1)
 }
 
 /// The blocks of a cluster that load the same rows of a factor, each a part for all.
@@ -223,7 +210,7 @@ unsafe impl<T: Factor, S: Shape, E: Epilogue<Output: Half>, C: Target> Mainloop
         // SAFETY: a whole warpgroup computes a stage that has arrived.
         unsafe {
             wgmma::fence();
-            for term in Strided::new(0, S::K, TERMS) {
+            for term in Strided::new(0, S::K, T::TERMS) {
                 let (depth, column) = (term / TILE_K, term % TILE_K);
                 let [b, a] = [(b, S::N), (a, S::M)].map(|(factor, rows)| {
                     factor.offset_bytes(depth * rows * 128).columns_from(column)

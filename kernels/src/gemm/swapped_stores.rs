@@ -94,8 +94,8 @@ pub(super) struct Groups<S> {
     pub(super) part: Part<S>,
 }
 
-/// A thread's sums `A` of a warpgroup's columns, from `row` and `column` on: by default those that
-/// are stored together. Rows from `end.0` on are not stored.
+/// A thread's part of a warpgroup's sums, in an array `A`, from `row` and `column` on: by default
+/// the sums that are stored together. Rows from `end.0` on are not stored.
 pub(super) struct Part<S, A = Sums> {
     pub(super) sums: A,
     row: u32,
@@ -120,7 +120,8 @@ impl<S, A> Part<S, A> {
 }
 
 impl<S: Shape, A: AsMut<[f32]>> Fragment for Part<S, A> {
-    /// Two of each eight rows, for which a thread has four sums. A short tile has fewer than `A`.
+    /// Two of each eight rows, for which a thread has four sums: as many as `A` has room for, or as
+    /// a shorter tile has.
     const ROWS: u32 = {
         let rows = (size_of::<A>() / (2 * size_of::<f32>())) as u32;
         if S::M / 4 < rows { S::M / 4 } else { rows }

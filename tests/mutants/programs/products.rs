@@ -58,6 +58,19 @@ pub fn gemm_blocks(gpu: &Gpu<'_>) -> Result<()> {
     stream.synchronize()
 }
 
+/// Multiplies A by B, and the product by B again, which overwrites A.
+pub fn gemm_after_gemm(gpu: &Gpu<'_>) -> Result<()> {
+    let shape @ [m, n, k] = [16, 264, 264];
+    let (a, b) = (gpu.buffer(&vec![bf16::ONE; m * k])?, gpu.buffer(&vec![bf16::ONE; n * k])?);
+    let (c, stream) = (gpu.buffer(&vec![bf16::ZERO; m * n])?, gpu.stream()?);
+    let gemm = Gemm::new(&stream)?;
+    let swapped = |plan: &GemmPlan| matches!(plan, GemmPlan::Swapped(_));
+    gemm.set_plan(shape, gemm.plans(shape)?.into_iter().find(swapped).expect("the plan exists"))?;
+    gemm.launch(&a, &b, &c, shape)?;
+    gemm.launch(&c, &b, &a, shape)?;
+    stream.synchronize()
+}
+
 /// Multiplies two groups by B, and the products by B again, so that the second launch reads what
 /// the first one writes.
 pub fn gemm_grouped_swapped(gpu: &Gpu<'_>) -> Result<()> {

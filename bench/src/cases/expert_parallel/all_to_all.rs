@@ -49,14 +49,15 @@ impl<'a> AllToAll<'a> {
         let row_memory = || memory(nccl.comm(), Variant::NcclSym, [rows * batch.hidden; 2]);
         let routing_of_all = memory(nccl.comm(), Variant::NcclSym, [rows * 2 * batch.top_k; 2])?;
         let terms = batch.terms(me, &layer.layout);
-        let (mut sent, mut added) = (vec![Vec::new(); rows], vec![Vec::new(); batch.tokens[me]]);
+        let mut sent = Vec::new();
+        let mut added: Vec<_> = (0..batch.tokens[me] as u32).map(|t| (t, Vec::new())).collect();
         for rank in 0..ranks {
             let first: usize = batch.tokens[..rank].iter().sum();
-            for (at, token) in batch.tokens_to(rank, me).enumerate() {
-                sent[rank * chunk_rows + at].clone_from(&terms[first + token]);
+            for (at, token) in (rank * chunk_rows..).zip(batch.tokens_to(rank, me)) {
+                sent.push((at as u32, terms[first + token].clone()));
             }
-            for (at, token) in batch.tokens_to(me, rank).enumerate() {
-                added[token].push(((rank * chunk_rows + at) as u32, 1.0));
+            for (at, token) in (rank * chunk_rows..).zip(batch.tokens_to(me, rank)) {
+                added[token].1.push((at as u32, 1.0));
             }
         }
         let sums = |sums: &[_]| Sums::new(layer.harness, kernels, sums, batch.hidden);

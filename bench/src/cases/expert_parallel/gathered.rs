@@ -58,7 +58,8 @@ impl<'a> Gathered<'a> {
         let in_windows = buffers(comm, Variant::NcclSym)?;
         let in_windows_of_nccl = buffers(nccl.comm(), Variant::NcclSym)?;
         let layer = Rc::clone(layer);
-        let partials = Sums::new(harness, kernels, &batch.terms(me, &layer.layout), batch.hidden)?;
+        let sums: Vec<_> = (0..).zip(batch.terms(me, &layer.layout)).collect();
+        let partials = Sums::new(harness, kernels, &sums, batch.hidden)?;
         let gathered =
             Self { layer, collectives, nccl, partials, plain, in_windows, in_windows_of_nccl };
         for buffers in [&gathered.plain, &gathered.in_windows, &gathered.in_windows_of_nccl] {

@@ -1,16 +1,21 @@
-//! Weighted sums of experts' rows, which a program computes that exchanges rows by collectives.
+//! Weighted sums of experts' rows. A program that exchanges rows by collectives computes them.
 
-use devcomm::{Buffer, DeviceSlice, Kernels, LaunchConfig};
+use devcomm::{DeviceSlice, Kernels, LaunchConfig, SymmetricBuffer};
 use devcomm_bench_kernels::{NO_ROW, sum_rows};
 use half::bf16;
 
 use crate::cases::prelude::*;
 
+/// The terms of a sum: indices of rows, with their weights.
+pub(super) type Terms = Vec<(u32, f32)>;
+
 /// A table of weighted sums, and the kernel that computes them.
 pub(super) struct Sums<'a> {
     kernels: &'a Kernels,
-    table: DeviceSlice<u32>,
-    rows: usize,
+    /// The row of each sum, and its terms: words of [`sum_rows`].
+    targets: SymmetricBuffer<u32>,
+    table: SymmetricBuffer<u32>,
+    sums: usize,
     /// The most terms of a sum.
     terms: usize,
     /// Vectors of eight elements of a row.
@@ -18,40 +23,49 @@ pub(super) struct Sums<'a> {
 }
 
 impl<'a> Sums<'a> {
-    /// Makes the table of these sums, each a list of indices of rows with their weights.
+    /// Makes the table of these sums, each with the row that it becomes.
     pub(super) fn new(
         harness: &Harness<'_>,
         kernels: &'a Kernels,
-        sums: &[Vec<(u32, f32)>],
+        sums: &[(u32, Terms)],
         hidden: usize,
     ) -> Result<Self> {
-        let terms = sums.iter().map(Vec::len).fold(1, usize::max);
-        let words = sums.iter().flat_map(|sum| {
+        let terms = sums.iter().map(|(_, sum)| sum.len()).fold(1, usize::max);
+        let words = sums.iter().flat_map(|(_, sum)| {
             let nothing = std::iter::repeat((NO_ROW, 0.0));
             sum.iter().copied().chain(nothing).take(terms)
         });
         let words: Vec<u32> = words.flat_map(|(row, weight)| [row, weight.to_bits()]).collect();
-        let table = harness.comm.mem_alloc(words.len())?.device_slice();
-        table.copy_from_host(&words)?;
-        Ok(Self { kernels, table, rows: sums.len(), terms, vectors: hidden / 8 })
+        let targets: Vec<u32> = sums.iter().map(|(target, _)| *target).collect();
+        // A buffer is not empty.
+        let (comm, len) = (harness.comm, targets.len());
+        let all = (comm.mem_alloc(len.max(1))?, comm.mem_alloc(words.len().max(1))?);
+        all.0.copy_from_host(&targets)?;
+        all.1.copy_from_host(&words)?;
+        let (targets, table) = all;
+        Ok(Self { kernels, targets, table, sums: len, terms, vectors: hidden / 8 })
     }
 
-    /// Computes the sums of these rows.
+    /// Computes the sums of these rows. Both buffers have the rows that the table names.
     pub(super) fn launch(
         &self,
         rows: &DeviceSlice<bf16>,
         sums: &DeviceSlice<bf16>,
         harness: &Harness<'_>,
     ) -> devcomm::Result<()> {
-        let Self { kernels, table, terms, vectors, .. } = self;
+        let Self { kernels, targets, table, vectors, .. } = self;
+        if self.sums == 0 {
+            return Ok(());
+        }
         let [rows, sums] = [rows, sums].map(DeviceSlice::device_address);
-        let sums =
-            sum_rows::args(rows, sums, table.device_address(), *terms as u32, *vectors as u32);
-        let threads = vectors.next_multiple_of(32).min(harness.choose(1024, 64)) as u32;
-        let config = LaunchConfig::new(self.rows as u32, threads);
-        let config = config.with_dependent().without_cooperation();
-        // SAFETY: the table names rows of the layer, which no other work accesses. Both arrays have
-        // the rows of the table, aligned to 16 bytes.
-        unsafe { sums.config(config).launch(&kernels.on(&harness.stream)) }
+        let [targets, table] = [targets, table].map(SymmetricBuffer::device_address);
+        let (terms, vectors) = (self.terms as u32, *vectors as u32);
+        let launch = sum_rows::args(rows, sums, targets, table, terms, vectors);
+        let threads = vectors.next_multiple_of(32).min(harness.choose(1024, 64));
+        let config = LaunchConfig::new(self.sums as u32, threads).with_dependent();
+        // SAFETY: the callers pass the arrays that the table was made for; they are aligned to 16
+        // bytes, as `hidden` is a multiple of 8. Only work before and after this in the stream
+        // accesses them, and they live as long as the contender that launches this.
+        unsafe { launch.config(config).launch(&kernels.on(&harness.stream)) }
     }
 }

@@ -127,9 +127,11 @@ pub(crate) unsafe fn copy_4_async(to: SharedAddress, from: *const u8, pred: bool
     unsafe { copy_4_bytes(to, from, if pred { 4 } else { 0 }) }
 }
 
-/// The low word of a matrix descriptor of `wgmma`, which has the low 18 bits of the address in
-/// units of 16 bytes. The high word is the same for all: a stride of 1,024 bytes per eight rows of
-/// memory, and the 128-byte swizzle. So offsets are added to words of 32 bits.
+/// The low word of a matrix descriptor of `wgmma`. Bits 0 to 13 are the low 18 bits of the address
+/// in units of 16 bytes; bits 16 to 29 are the leading offset, which only MN-major tiles have. An
+/// offset that is added carries nothing, as shared memory ends below byte 2^18. The high word is
+/// the same for all tiles: a stride of 1,024 bytes per eight rows of memory, and the 128-byte
+/// swizzle.
 pub(crate) type TileAddress = u32;
 
 const EIGHT_ROWS: u32 = 1024 >> 4;

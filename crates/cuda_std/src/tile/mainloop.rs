@@ -117,6 +117,9 @@ impl IdleWarp {
 ///   parts of a [`StoresRows`](super::StoresRows), belongs to the warpgroup, and the maps are those
 ///   of matrices that the kernel may write.
 /// * [`load`](Self::load) calls [`EmptyStage::expect`] once, with exactly the bytes that arrive.
+/// * `schedule` and `source` read no memory that previous kernels write, unless the calling thread
+///   has waited for these kernels: before [`run`](Self::run), or for `source` in
+///   [`prepare`](Self::prepare).
 /// * There are at most [`MAX_STAGES`] [`stages`](Self::stages), and [`arrivals`](Self::arrivals) is
 ///   the number of arrivals of all [`release`](Self::release)s of a stage.
 /// * `compute` does not access the sums after it has begun products, unless it
@@ -187,12 +190,12 @@ pub unsafe trait Mainloop {
         }
     }
 
-    /// Runs first in loading warp `loader`. Implementations whose [`schedule`](Self::schedule) or
-    /// [`source`](Self::source) reads memory that the previous kernels write wait for them here.
+    /// Runs first in loading warp `loader`.
     fn prepare(&self, _loader: u32) {}
 
-    /// Waits in loading warp `loader` for its factors, before its first load and after it has the
-    /// place of its first tile: by default for the previous kernels of the stream.
+    /// Runs once in loading warp `loader`, after the first [`source`](Self::source) and before the
+    /// first [`load`](Self::load), if the block has a tile. It waits until the warp's factors are
+    /// written: by default, until the previous kernels of the stream have ended.
     fn wait(&self, _loader: u32) {
         grid::wait_for_previous();
     }

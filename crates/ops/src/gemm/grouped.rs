@@ -21,9 +21,9 @@ use crate::prelude::*;
 /// written, and groups without rows take no time.
 ///
 /// On Hopper, products whose rows begin at multiples of 16 bytes (`k` is a multiple of 8) are by
-/// `wgmma` and TMA. The average of `m` over the groups chooses the tiles: 64 x 128 elements for up
-/// to 48 rows a group, which take the time in which B is read from memory; 128 x 128 for up to 128
-/// and for 257 to 352; and 256 x 256, fastest if `n` is a multiple of 8 too. So `m` should be near
+/// `wgmma` and TMA. The tiles follow from the average rows of a group, `m` over the groups: 64 x
+/// 128 elements up to 48 rows, where reading B takes the time; 128 x 128 from 49 to 128 and from
+/// 257 to 384; 256 x 256 otherwise, fastest if `n` is a multiple of 8 too. So `m` should be near
 /// the number of rows. All other products, and those on any other GPU since Ampere, are by
 /// `mma.sync`.
 ///
@@ -123,11 +123,12 @@ impl GroupedGemm {
         if !self.is_hopper || !k.is_multiple_of(8) {
             return GemmPlan::Portable;
         }
-        // The average rows of a group, as measured on an H200 (docs/findings.md): of 256 rows of a
-        // tile of `Wide`, too many are empty up to 128 rows and, of two tiles, up to 352.
+        // Measured on an H200 (docs/findings.md). A tile of `Wide` has 256 rows. Up to 128 rows a
+        // group, half of it or more is empty; from 257 to 384, half or more of a group's second
+        // tile is. For 256 rows, random sizes are a tie, and equal ones gain.
         self.plan.unwrap_or(match m.div_ceil(groups.max(1)) {
             ..=48 => FEW,
-            49..=128 | 257..=352 => SEVERAL,
+            49..=128 | 257..=384 => SEVERAL,
             _ => GemmPlan::Wide,
         })
     }

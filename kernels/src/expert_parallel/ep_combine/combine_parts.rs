@@ -1,4 +1,4 @@
-//! A part of a row on its way: the sum of a rank's experts, and the sum over the ranks.
+//! Sends the sum of this rank's experts for a part of a row, and adds up the sums of all ranks.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! A part of a row on its way: messages to the ranks of the token's experts, and from their ranks.
+//! Sends a part of a row to the ranks of the token's experts, and receives one from another rank.
 
 use super::*;
 

@@ -14,7 +14,7 @@ impl<W: Partial> Exchange<'_, W> {
     /// Reduces this block's share of the strips that the rank owns, and stores the results to all
     /// ranks. Each warp repeatedly takes the next 16 rows that no warp has taken. Every warp of the
     /// block calls it, all lanes together, once per launch.
-    pub(crate) unsafe fn reduce(&self) {
+    pub(in super::super) unsafe fn reduce(&self) {
         if self.local_only {
             return;
         }
