@@ -648,10 +648,12 @@ fn nccl_tests_end_with_the_script_that_is_killed_and_their_lines_are_progress() 
     let mut line = String::new();
     BufReader::new(python.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "# begun\n");
+    // `wait` would close it before the script has ended.
+    let input = python.stdin.take();
     python.kill().unwrap();
     python.wait().unwrap();
     // A program that is still there would now read the end of its input.
-    drop(python.stdin.take());
+    drop(input);
     let mut errors = String::new();
     python.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
     assert_eq!(errors, "");
