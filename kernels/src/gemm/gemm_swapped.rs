@@ -11,7 +11,6 @@ use cuda_std::wgmma::Factor;
 
 use super::prelude::*;
 pub use super::shapes::*;
-use super::shapes::{quotient, remainder};
 use super::swapped_loop::Product;
 use super::swapped_stores::Target;
 use super::swapped_tiles::Block;

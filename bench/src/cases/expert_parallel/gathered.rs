@@ -29,6 +29,7 @@ pub struct Gathered<'a> {
     layer: Rc<Layer<'a>>,
     collectives: &'a Collectives,
     nccl: &'a Nccl<'a>,
+    /// What this rank's experts contribute to the tokens of all ranks.
     partials: Sums<'a>,
     /// Memory that is not registered, for [`Variant::Nccl`].
     plain: Buffers,

@@ -35,15 +35,17 @@ impl<'a> Sums<'a> {
             let nothing = std::iter::repeat((NO_ROW, 0.0));
             sum.iter().copied().chain(nothing).take(terms)
         });
-        let words: Vec<u32> = words.flat_map(|(row, weight)| [row, weight.to_bits()]).collect();
-        let targets: Vec<u32> = sums.iter().map(|(target, _)| *target).collect();
-        // A buffer is not empty.
-        let (comm, len) = (harness.comm, targets.len());
-        let all = (comm.mem_alloc(len.max(1))?, comm.mem_alloc(words.len().max(1))?);
-        all.0.copy_from_host(&targets)?;
-        all.1.copy_from_host(&words)?;
-        let (targets, table) = all;
-        Ok(Self { kernels, targets, table, sums: len, terms, vectors: hidden / 8 })
+        // The last word of each is unused: a buffer is not empty.
+        let words = words.flat_map(|(row, weight)| [row, weight.to_bits()]).chain([0]);
+        let targets = sums.iter().map(|(target, _)| *target).chain([0]);
+        Ok(Self {
+            kernels,
+            targets: harness.filled(&targets.collect::<Vec<u32>>())?,
+            table: harness.filled(&words.collect::<Vec<u32>>())?,
+            sums: sums.len(),
+            terms,
+            vectors: hidden / 8,
+        })
     }
 
     /// Computes the sums of these rows. Both buffers have the rows that the table names.
