@@ -12,7 +12,7 @@ pub(super) type Terms = Vec<(u32, f32)>;
 /// A table of weighted sums, and the kernel that computes them.
 pub(super) struct Sums<'a> {
     kernels: &'a Kernels,
-    /// The row of each sum, and its terms: words of [`sum_rows`].
+    /// The row of each sum, and its terms: words of [`struct@sum_rows`].
     targets: SymmetricBuffer<u32>,
     table: SymmetricBuffer<u32>,
     sums: usize,
