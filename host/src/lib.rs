@@ -75,7 +75,7 @@
 //!
 //! Unsafe code that calls NCCL and the driver is in the private module `sys`.
 
-// Layers, lowest first: error, machine, sys, device, communicator, world (`tests/layers.rs`).
+// Layers, lowest first: error, machine, sys, device, communicator, world (`tests/layers.rs` of the workspace).
 mod communicator;
 mod device;
 mod error;

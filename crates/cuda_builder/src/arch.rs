@@ -7,6 +7,9 @@ use devcomm_locate::PTXAS_MIN;
 
 use crate::error::Error;
 
+/// The target that rustc compiles kernels for.
+pub(crate) const TARGET: &str = "nvptx64-nvidia-cuda";
+
 macro_rules! architectures {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, ptx $ptx:literal;)*) => {
         /// A GPU architecture, named as in the Rust-CUDA project: `Compute90` is `sm_90`.
@@ -94,7 +97,10 @@ impl FromStr for NvvmArch {
     fn from_str(text: &str) -> Result<Self, Error> {
         let digits = text.trim_start_matches("sm_").trim_start_matches("compute_");
         let named = |arch: &&Self| arch.name().trim_start_matches("sm_") == digits;
-        Self::ALL.iter().find(named).copied().ok_or_else(|| Error::UnknownArch(text.to_owned()))
+        Self::ALL.iter().find(named).copied().ok_or_else(|| Error::UnknownArch {
+            name: text.to_owned(),
+            known: Self::ALL.iter().map(|arch| arch.name()).collect::<Vec<_>>().join(", "),
+        })
     }
 }
 

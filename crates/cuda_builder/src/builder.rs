@@ -19,6 +19,7 @@ use crate::package::{self, KernelPackage};
 use crate::ptxas::Ptxas;
 use crate::script;
 use crate::split::{self, KernelFile, Split};
+use crate::sysroot::sysroot;
 use crate::toolchain::Toolchain;
 use crate::worker::{Job, Workers, link_worker};
 
@@ -247,7 +248,7 @@ impl CudaBuilder {
             target_dir: &target,
             quiet: in_script,
         };
-        let compiled = compile.run()?;
+        let compiled = compile.run(sysroot(&compile)?)?;
         if in_script {
             script::watch(package.sources.iter().chain(&compiled.sources));
         }

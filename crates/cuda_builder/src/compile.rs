@@ -10,14 +10,11 @@ use std::process::{Command, Stdio};
 use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 use cargo_metadata::{Artifact, CrateType, Message};
 
-use crate::arch::NvvmArch;
+use crate::arch::{NvvmArch, TARGET};
 use crate::diagnostics::Diagnostics;
 use crate::error::Error;
 use crate::package::KernelPackage;
-use crate::sysroot::sysroot;
 use crate::toolchain::Toolchain;
-
-pub(crate) const TARGET: &str = "nvptx64-nvidia-cuda";
 
 /// Features that every kernel crate needs and stable rustc rejects in source. Those that the crate
 /// root already enables are not added.
@@ -46,6 +43,14 @@ pub(crate) struct Compile<'a> {
     pub(crate) quiet: bool,
 }
 
+/// A sysroot for the GPU.
+#[derive(Debug)]
+pub(crate) struct Sysroot {
+    pub(crate) folder: PathBuf,
+    /// The bitcode of its crates.
+    pub(crate) bitcode: Vec<PathBuf>,
+}
+
 /// The bitcode of the kernel package and of its dependencies.
 #[derive(Debug)]
 pub(crate) struct Compiled {
@@ -67,8 +72,7 @@ pub(crate) struct Library {
 
 impl Compile<'_> {
     /// Compiles the kernel package. Messages of cargo and rustc go to standard error.
-    pub(crate) fn run(&self) -> Result<Compiled, Error> {
-        let sysroot = sysroot(self)?;
+    pub(crate) fn run(&self, sysroot: Sysroot) -> Result<Compiled, Error> {
         let package = self.package;
         let mut flags = self.rustflags();
         flags.push(format!("--sysroot={}", sysroot.folder.display()));

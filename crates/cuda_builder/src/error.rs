@@ -4,8 +4,6 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::arch::NvvmArch;
-
 /// An error of a kernel build.
 ///
 /// `Debug` prints the same text as `Display`, so that a build script can return it from
@@ -14,8 +12,13 @@ use crate::arch::NvvmArch;
 #[non_exhaustive]
 pub enum Error {
     /// An architecture that the builder does not know.
-    #[error("unknown GPU architecture `{0}`; known are {all}", all = known_architectures())]
-    UnknownArch(String),
+    #[error("unknown GPU architecture `{name}`; known are {known}")]
+    UnknownArch {
+        /// The name.
+        name: String,
+        /// The architectures that the builder knows.
+        known: String,
+    },
     /// Kernels of one file require two architectures; a file is one PTX module.
     #[error(
         "the kernels of {file}.rs ask for two architectures, {first} and {second}; a file is one \
@@ -255,8 +258,4 @@ fn why_not_begun(messages: &str) -> &'static str {
     } else {
         "; the first build needs the network, as `core` has dependencies of its own"
     }
-}
-
-fn known_architectures() -> String {
-    NvvmArch::ALL.iter().map(|arch| arch.name()).collect::<Vec<_>>().join(", ")
 }

@@ -14,8 +14,8 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use crate::link::demangled;
 use crate::llvm::{AttributePlace, Context, Failure, Function, Module, Result};
+use crate::names::demangled;
 
 /// Marks the functions of a module of Rust, before NCCL's are linked.
 pub(crate) fn mark(module: &Module<'_>) -> Result<()> {

@@ -12,11 +12,8 @@ use serde::{Deserialize, Serialize};
 use crate::llvm::{
     AttributePlace, Context, Failure, Function, Linkage, Llvm, Module, Result, TargetMachine, Value,
 };
-use crate::split::{self, DRIVER_FUNCTIONS};
-use crate::{coop, inline};
-
-/// The array that `cuda_std` declares for dynamic shared memory.
-pub(crate) const DYNAMIC_SHARED: &str = "__cuda_std_dynamic_shared";
+use crate::names::{DRIVER_FUNCTIONS, DYNAMIC_SHARED, demangled};
+use crate::{coop, inline, split};
 
 /// The section of statics in shared memory.
 const SHARED_SECTION: &str = ".shared";
@@ -360,10 +357,6 @@ fn users(module: &Module<'_>, name: &str) -> String {
     }
     users.dedup();
     if users.is_empty() { "a static".to_owned() } else { users.join(", ") }
-}
-
-pub(crate) fn demangled(name: &str) -> String {
-    format!("{:#}", rustc_demangle::demangle(name))
 }
 
 fn dump(module: &Module<'_>, job: &Link, stage: &str) -> Result<()> {

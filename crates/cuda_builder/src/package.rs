@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use cargo_metadata::semver::Version;
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package, TargetKind};
 
-use crate::compile::TARGET;
+use crate::arch::TARGET;
 use crate::error::Error;
 
 const MANIFEST: &str = "Cargo.toml";

@@ -4,10 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::Error;
 use crate::llvm::{AttributePlace, Context, Function, Linkage, Llvm, Module, Result, Value};
-use crate::toolchain::Toolchain;
-use crate::worker::{Job, Workers};
 
 /// A function of a bitcode file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,24 +38,6 @@ pub struct ByValue {
 }
 
 /// Returns the exported functions of a bitcode file, by name.
-///
-/// LLVM reads the file in a child process: call [`link_worker`](crate::link_worker) first in
-/// `main`.
-///
-/// # Errors
-///
-/// [`Error`] for a missing component of the toolchain, or if the file cannot be read.
-pub fn device_functions(bitcode: &Path) -> std::result::Result<Vec<Signature>, Error> {
-    let toolchain = Toolchain::find(None, None)?;
-    let temporary = std::env::temp_dir();
-    let scratch = tempfile::tempdir_in(&temporary);
-    let scratch = scratch.map_err(Error::io("create a folder in", &temporary))?;
-    let workers = Workers { toolchain: &toolchain, folder: scratch.path().to_owned() };
-    let what = format!("cannot list the functions of {}", bitcode.display());
-    workers.run("signatures", &what, Job::Signatures(bitcode.to_owned()))
-}
-
-/// Does the same as [`device_functions`], in the worker process.
 pub(crate) fn signatures(llvm: &Llvm, bitcode: &Path) -> Result<Vec<Signature>> {
     let context = Context::new(llvm);
     let module = context.read_lazily(bitcode)?;

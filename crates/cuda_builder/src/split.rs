@@ -13,9 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::llvm::{Context, Linkage, Llvm, Module, Result};
 use crate::metadata::{self, Declared};
-
-/// Functions that the CUDA driver provides to every module.
-pub(crate) const DRIVER_FUNCTIONS: [&str; 4] = ["vprintf", "__assertfail", "malloc", "free"];
+use crate::names::{DRIVER_FUNCTIONS, DYNAMIC_SHARED};
 
 /// A request to split.
 #[derive(Debug, Serialize, Deserialize)]
@@ -172,6 +170,6 @@ pub(crate) fn undefined(module: &Module<'_>) -> BTreeSet<String> {
         .chain(module.globals())
         .filter(|symbol| symbol.is_declaration() && !symbol.users().is_empty())
         .map(|symbol| symbol.name())
-        .filter(|name| name != crate::link::DYNAMIC_SHARED)
+        .filter(|name| name != DYNAMIC_SHARED)
         .collect()
 }

@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 
 use devcomm_locate::cache_dir_if_safe;
 
+use crate::arch::TARGET;
 use crate::artifact;
 use crate::cache::{Cache, Entry};
-use crate::compile::{Compile, TARGET};
+use crate::compile::{Compile, Sysroot};
 use crate::error::Error;
 
 /// Part of the cache key: change it when equal toolchain and flags give another sysroot.
@@ -19,14 +20,6 @@ const REVISION: u32 = 2;
 /// A package that depends only on `core`.
 const MANIFEST: &str =
     "[package]\nname = \"core-for-gpu\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[workspace]\n";
-
-/// A sysroot for the GPU.
-#[derive(Debug)]
-pub(crate) struct Sysroot {
-    pub(crate) folder: PathBuf,
-    /// The bitcode of its crates.
-    pub(crate) bitcode: Vec<PathBuf>,
-}
 
 /// Returns the sysroot for a compilation, cached or new.
 pub(crate) fn sysroot(compile: &Compile<'_>) -> Result<Sysroot, Error> {

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::link::{self, Link, PrepareNccl};
 use crate::llvm::Llvm;
-use crate::signature;
+use crate::signature::{self, Signature};
 use crate::split::{self, Split};
 use crate::toolchain::Toolchain;
 
@@ -42,6 +42,24 @@ struct WorkerRequest {
     job: Job,
     /// The file for the result: JSON of `Result<T, String>`, `T` by the job.
     outcome: PathBuf,
+}
+
+/// Returns the exported functions of a bitcode file, by name.
+///
+/// LLVM reads the file in a child process: call [`link_worker`](crate::link_worker) first in
+/// `main`.
+///
+/// # Errors
+///
+/// [`Error`] for a missing component of the toolchain, or if the file cannot be read.
+pub fn device_functions(bitcode: &Path) -> Result<Vec<Signature>, Error> {
+    let toolchain = Toolchain::find(None, None)?;
+    let temporary = env::temp_dir();
+    let scratch = tempfile::tempdir_in(&temporary);
+    let scratch = scratch.map_err(Error::io("create a folder in", &temporary))?;
+    let workers = Workers { toolchain: &toolchain, folder: scratch.path().to_owned() };
+    let what = format!("cannot list the functions of {}", bitcode.display());
+    workers.run("signatures", &what, Job::Signatures(bitcode.to_owned()))
 }
 
 /// Starts workers.

@@ -31,10 +31,10 @@
 
 use half::{bf16, f16};
 
-use crate::{arch, wgmma};
+use crate::arch;
 
 /// An element type of the factors: `bf16` or `f16`.
-pub trait Factor: wgmma::Factor {}
+pub trait Factor: arch::Factor {}
 
 impl Factor for bf16 {}
 impl Factor for f16 {}

@@ -26,7 +26,9 @@
 use crate::arch;
 use crate::atomic::{Order, Scope, fence};
 use crate::strided::{Index, Strided};
-use crate::warp::WARP_SIZE;
+
+/// The number of threads in a warp.
+pub const WARP_SIZE: u32 = 32;
 
 /// An index or a size in two dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -25,13 +25,11 @@
 //! }
 //! ```
 
+pub use crate::thread::WARP_SIZE;
 use crate::{arch, thread};
 
 /// All lanes.
 pub const FULL_MASK: u32 = u32::MAX;
-
-/// The number of threads in a warp.
-pub const WARP_SIZE: u32 = 32;
 
 /// The mode of a shuffle: which lane it reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

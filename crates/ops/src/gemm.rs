@@ -1,26 +1,32 @@
 //! The matrix product on one GPU, with the checks of its launches.
 
+mod candidates;
 mod element;
+mod epilogue;
 mod grouped;
 mod launches;
+mod matrices;
 mod model;
 mod plan;
+mod plan_text;
 mod product;
+mod tile_kernel;
 
 use devcomm_host::DeviceBuffer;
 use parking_lot::Mutex;
 
+pub(crate) use self::candidates::{Candidates, LIKELY, measured};
 pub use self::element::{GemmElement, GemmOutput, HalfElement, ScaledElement};
+pub use self::epilogue::Activation;
+pub(crate) use self::epilogue::Added;
 pub use self::grouped::{GroupedGemm, RowGroups};
 use self::launches::Prepared;
-pub(crate) use self::launches::{
-    Matrices, TileKernel, division_args, map, swapped_maps, wide_grid, wide_maps, wide_pairs,
-};
-pub(crate) use self::model::ResidentClusters;
-pub(crate) use self::plan::{Candidates, LIKELY, clusters, measured};
+pub(crate) use self::launches::{wide_grid, wide_pairs};
+pub(crate) use self::matrices::{Matrices, map, swapped_maps, wide_maps};
+pub(crate) use self::plan::clusters;
 pub use self::plan::{GemmPlan, Tiling};
-pub(crate) use self::product::Added;
-pub use self::product::{Activation, Product};
+pub use self::product::Product;
+pub(crate) use self::tile_kernel::{ResidentClusters, TileKernel, division_args};
 use crate::decisions::Cache;
 use crate::prelude::*;
 use crate::timing;

@@ -8,12 +8,11 @@
 //! which may begin at any time.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::driver::{Address, MemOp};
 use crate::error::Result;
 use crate::stream::{STAGED, TrackedStream};
-use crate::transfer::Shadow;
 
 /// The number of words at which a group is full. A transfer adds at most two, so a call has up to
 /// 65 words, 33 barriers and a completion; the driver accepts fewer than 256 operations.
@@ -21,6 +20,10 @@ const MAX_WORDS: usize = 64;
 /// The least number of signals close together that one copy writes, instead of one write each: the
 /// stream takes 0.9 us for each word, and about 10 us for a copy.
 const MIN_COPIED: usize = 8;
+
+/// The values that the words of a region have, as only the plugin writes them, and the index of a
+/// word: so the host knows a sum without a read of the device.
+pub(crate) type Shadow = (Arc<[AtomicU64]>, usize);
 
 /// The words of a group, in order.
 #[derive(Default)]

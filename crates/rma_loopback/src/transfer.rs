@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::config::{Config, SignalMethod};
 use crate::driver::{Address, MemOp};
 use crate::error::{Error, Result};
-use crate::group::Group;
+use crate::group::{Group, Shadow};
 use crate::staging::Staging;
 use crate::stream::TrackedStream;
 
@@ -85,10 +85,6 @@ impl Data {
         Self::Range { from, to, bytes, moved: 0 }
     }
 }
-
-/// The values that the words of a region have, as only the plugin writes them, and the index of a
-/// word: so the host knows a sum without a read of the device.
-pub(crate) type Shadow = (Arc<[AtomicU64]>, usize);
 
 /// An addition to a word of 64 bits.
 pub(crate) struct Signal {

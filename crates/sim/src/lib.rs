@@ -102,47 +102,22 @@
 //! }
 //! ```
 
-mod arguments;
-mod barrier;
-mod cluster;
-mod copies;
-mod dev_comm;
-mod driver;
-mod error;
-mod gpus;
-mod hooks;
-mod host_nccl;
+mod base;
+mod gpu;
 mod machine;
 mod memory;
-mod multicast;
-mod mutation;
-mod nccl;
-mod panics;
-mod polls;
-mod products;
 mod race;
-mod ranks;
-mod registers;
-mod schedule;
-mod scheduler;
-mod shared;
-mod simulation;
-mod stack;
-mod thread;
-mod timeline;
-mod traffic;
-mod trap;
-mod waits;
-mod warp;
 
-pub use error::{Error, Limit, Race, RaceAccess, Result, Site, Stall, ThreadId, Waiter, Waiting};
-pub use gpus::Activity;
-pub use machine::{
+pub use self::base::error::{
+    Error, Limit, Race, RaceAccess, Result, Site, Stall, ThreadId, Waiter, Waiting,
+};
+pub use self::base::mutation::{Change, Mutation};
+pub use self::base::schedule::{Choice, Lag};
+pub use self::base::simulation::Simulation;
+pub use self::gpu::gpus::Activity;
+pub use self::gpu::nccl::Unflushed;
+pub use self::gpu::thread::OpenSession;
+pub use self::machine::{
     Attached, CallRecord, Effect, EventCount, Fault, Machine, ThreadEffect, ThreadFault, Ticket,
 };
-pub use mutation::{Change, Mutation};
-pub use nccl::Unflushed;
-pub use schedule::{Choice, Lag};
-pub use simulation::Simulation;
-pub use thread::OpenSession;
-pub use traffic::Traffic;
+pub use self::memory::traffic::Traffic;

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Communicator;
-use super::end::REVOKE_FLAGS;
 use super::handle::{Aborting, Handle, Status};
 use crate::device::issuer::Issuer;
 use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::calls;
 
+/// The flags of `ncclCommRevoke`, for which NCCL defines none.
+pub(super) const REVOKE_FLAGS: i32 = 0;
 /// How long an abort waits for a running call to return, before it stops the call.
 const CALL_LIMIT: Duration = Duration::from_millis(200);
 /// How long to wait for an abort, which a running kernel can block.

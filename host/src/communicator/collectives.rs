@@ -13,8 +13,7 @@ use devcomm_types::DataType;
 
 use super::config::LoweredCollectiveConfig;
 use super::create::rank_of;
-use super::dispatch::Uses;
-use super::group::Exchanged;
+use super::deferred::{Exchanged, Uses};
 use super::reduce_op::sealed::{Opened, Operator};
 use super::{CollectiveConfig, Communicator, ReduceOp, ReduceOperator};
 use crate::device::issuer::Resource;

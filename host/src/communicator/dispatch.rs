@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::abort::start_abort_and_log;
 use super::comm::{Communicator, Inner, Tracked};
-use super::group::{CallState, DeferredCall, Exchanged, SharedState, defer};
+use super::deferred::{CallState, DeferredCall, SharedState, Uses};
+use super::group::defer;
 use super::handle::{Entered, Handle, Status};
 use super::peers::Peers;
 use super::watched::watched;
@@ -16,37 +17,6 @@ use crate::device::{Context, KeepAlive, OnStream, Stream, StreamOrder};
 use crate::error::{Error, Result, StateError, WorldError};
 use crate::sys::nccl::Nccl;
 use crate::sys::nccl::call::{Call, CommPtr, Out, Written};
-
-/// The objects that an operation uses.
-#[derive(Default)]
-pub(super) struct Uses {
-    /// Kept alive until the operation is done.
-    pub(super) kept: Vec<KeepAlive>,
-    /// Kept alive too; must be open when the operation is enqueued.
-    pub(super) open: Vec<Arc<dyn Resource>>,
-    /// The memory of the operation, if it is a send or a receive.
-    pub(super) exchanged: Option<Exchanged>,
-}
-
-impl Uses {
-    pub(super) fn keeping(kept: KeepAlive) -> Self {
-        Self { kept: vec![kept], ..Self::default() }
-    }
-
-    /// Fails if another thread has closed one of the resources.
-    pub(super) fn require_open(&self, rank: usize) -> Result<()> {
-        self.open.iter().try_for_each(|resource| resource.require_open(rank))
-    }
-
-    /// Returns all objects, to be kept alive.
-    pub(super) fn kept(&self) -> Vec<KeepAlive> {
-        let mut kept = self.kept.clone();
-        if !self.open.is_empty() {
-            kept.push(Arc::new(self.open.clone()));
-        }
-        kept
-    }
-}
 
 impl Communicator {
     pub(super) fn handle(&self) -> &Arc<Handle> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::abort::{abort_and_log, start_abort, start_abort_and_log, wait_for_abort};
+use super::abort::{REVOKE_FLAGS, abort_and_log, start_abort, start_abort_and_log, wait_for_abort};
 use super::comm::{Communicator, End, Inner, Tracked};
 use super::handle::Status;
 use super::watched::watched;
@@ -18,8 +18,6 @@ use crate::sys::nccl::calls;
 
 /// NCCL: `NCCL_SUSPEND_MEM`.
 pub(crate) const SUSPEND_MEMORY: i32 = 1;
-/// The flags of `ncclCommRevoke`, for which NCCL defines none.
-pub(super) const REVOKE_FLAGS: i32 = 0;
 /// How long a drop waits until a non-blocking communicator is ready for its end, if the job has no
 /// deadline.
 const READY_LIMIT: Duration = Duration::from_secs(10);

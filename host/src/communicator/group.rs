@@ -7,81 +7,22 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::marker::PhantomData;
-use std::ops::Range;
 use std::sync::Arc;
 
 use devcomm_sys::nccl::SimInfo;
-use parking_lot::Mutex;
 
-use super::Communicator;
 use super::abort::start_abort_and_log;
-use super::dispatch::Uses;
+use super::deferred::{CallState, DeferredCall, Exchanged};
 use super::handle::{Handle, Status};
 use super::watched::watched;
-use crate::device::Stream;
 use crate::device::in_group::{add_deferred, refuse_inside, set_deferred, set_open};
 use crate::device::recorder::Operation;
 use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::batch::{BatchedCall, make_all};
-use crate::sys::nccl::call::{Call, Out};
+use crate::sys::nccl::call::Out;
 
 /// NCCL's function that starts the operations of a group.
 const END: &str = "ncclGroupEnd";
-
-/// The state of a deferred call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CallState {
-    /// Not made yet: its group is still open.
-    Deferred,
-    /// Successful; a non-blocking communicator may still be in progress.
-    Made,
-    /// Failed, or never made.
-    Failed,
-}
-
-/// The state of a call, shared by the call and the object that it creates. Results of the call are
-/// read after it is [made](CallState::Made).
-#[derive(Clone)]
-pub(super) struct SharedState(Arc<Mutex<CallState>>);
-
-impl SharedState {
-    pub(super) fn new() -> Self {
-        Self(Arc::new(Mutex::new(CallState::Deferred)))
-    }
-
-    pub(super) fn get(&self) -> CallState {
-        *self.0.lock()
-    }
-
-    pub(super) fn set(&self, state: CallState) {
-        *self.0.lock() = state;
-    }
-}
-
-/// The memory of a send or a receive.
-pub(super) struct Exchanged {
-    /// The addresses of its bytes.
-    pub bytes: Range<u64>,
-    pub is_received: bool,
-    /// Whether the peer is the rank itself.
-    pub is_own: bool,
-}
-
-/// A call that is made when its group ends.
-pub(super) struct DeferredCall {
-    pub communicator: Communicator,
-    pub call: Call,
-    /// The call with its terms.
-    pub description: String,
-    /// Whether the ranks compare the call before they make it.
-    pub compares: bool,
-    /// The stream of an operation; `None` for a call that waits for all ranks, such as a
-    /// registration.
-    pub stream: Option<Stream>,
-    /// The memory and handles that the call uses.
-    pub uses: Uses,
-    pub state: SharedState,
-}
 
 struct Recording {
     /// How many calls had been deferred when each open group began, the outermost first.

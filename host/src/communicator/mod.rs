@@ -26,6 +26,7 @@ mod resource;
 
 // Calls for the rest of this crate and for devcomm-ops.
 mod agree;
+mod deferred;
 mod dispatch;
 
 // Other types, and shared code.

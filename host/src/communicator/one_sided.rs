@@ -6,7 +6,7 @@ use std::ffi::c_int;
 use devcomm_types::Element;
 
 use super::collectives::Operation;
-use super::dispatch::Uses;
+use super::deferred::Uses;
 use super::{Communicator, Window};
 use crate::device::{Buffer, OnStream};
 use crate::error::{Error, Result};

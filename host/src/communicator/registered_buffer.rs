@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::Communicator;
-use super::group::{CallState, SharedState};
+use super::deferred::{CallState, SharedState};
 use super::handle::{Handle, Status};
 use super::window::allocation_of;
 use crate::device::in_group::refuse_inside;

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 pub use self::pointers::LogicalEndpoint;
 use super::Communicator;
-use super::group::{CallState, SharedState};
+use super::deferred::{CallState, SharedState};
 use crate::device::in_group::refuse_inside;
 use crate::device::issuer::Resource;
 use crate::device::{Buffer, CreationTime, DeviceSlice, KeepAlive, Lifecycle};

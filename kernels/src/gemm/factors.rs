@@ -2,8 +2,8 @@
 
 use cuda_std::wgmma::{Factor, KMajor, Layout, MnMajor};
 
-use super::gemm_wgmma::TRANSPOSED;
 use super::prelude::*;
+use super::wide_tiles::{A_BYTES, STAGE_BYTES, TRANSPOSED};
 
 /// A warp's sums of its rows of a tile.
 pub(super) type Sums = RegTile<f32, 32>;
@@ -40,10 +40,6 @@ factors! {
     F8E4M3: bf16, KMajor, factor;
     F8E5M2: bf16, KMajor, factor;
 }
-
-/// Bytes of the tiles of A and B of a stage, which are the same for every type.
-const A_BYTES: u32 = SharedTile::<bf16, TILE_M>::BYTES;
-pub(super) const STAGE_BYTES: u32 = A_BYTES + SharedTile::<bf16, TILE_N>::BYTES;
 
 impl<T: GemmFactor, E: Epilogue, F> Product<'_, T, E, F> {
     /// Returns the rows of A in a stage.

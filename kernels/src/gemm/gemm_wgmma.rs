@@ -8,26 +8,9 @@
 //! the same rows of B, of which each loads half for both.
 
 pub use super::factors::GemmFactor;
-use super::factors::STAGE_BYTES;
 use super::prelude::*;
-use super::stores::STORE_BYTES;
+pub use super::wide_tiles::*;
 
-/// Rows of a tile of C.
-pub const TILE_M: u32 = 128;
-/// Columns of a tile of C.
-pub const TILE_N: u32 = 256;
-/// Rows of C that a warp stores at once.
-pub const STORE_M: u32 = 16;
-/// Blocks per cluster.
-pub const CLUSTER: u32 = 2;
-/// Rows of a cluster's tile.
-pub const CLUSTER_M: u32 = CLUSTER * TILE_M;
-/// Stages of the pipeline.
-pub const STAGES: u32 = 4;
-/// Multiplying warps: two warpgroups.
-pub(crate) const MULTIPLYING_WARPS: u32 = 8;
-/// Warps that neither load nor multiply.
-pub(crate) const IDLE_WARPS: u32 = 3;
 /// Terms of a tile that are multiplied before the last parts of the previous tile are written, if
 /// parts are also sent to a peer. All blocks send at the same time, and shared memory has room for
 /// the last parts only after the first ones have left it. At most half of a tile's terms.
@@ -35,14 +18,6 @@ const SEND_COST_TERMS: u32 = 24 * 64;
 /// Further terms that are multiplied before the previous tile is reported as stored: it is in C by
 /// then, so the wait is short.
 const STORE_COST_TERMS: u32 = 4 * 64;
-pub(super) const WARPGROUP_M: u32 = 64;
-/// Terms, and rows of A or B, that one load of a transposed factor has.
-pub const TRANSPOSED: u32 = 64;
-
-/// Dynamic shared memory in bytes, with padding for the alignment.
-pub const SHARED: u32 = STAGES * STAGE_BYTES + STORE_BYTES + TileMemory::PADDING;
-/// Threads per block: two warpgroups that multiply, one that loads.
-pub const THREADS: u32 = 384;
 
 /// Computes `C = A x B^T`, with an epilogue, for Hopper. C has the type of bf16 or f16 factors, and
 /// is bf16 for 8-bit factors.

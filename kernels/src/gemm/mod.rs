@@ -31,6 +31,7 @@ mod stores;
 mod swapped_loop;
 mod swapped_stores;
 mod swapped_tiles;
+mod wide_tiles;
 
 /// The names that many files use.
 pub(crate) mod prelude {
@@ -44,14 +45,13 @@ pub(crate) mod prelude {
 
     pub(crate) use super::epilogue::{Epilogue, Fragment, Fused, Identity};
     pub(super) use super::factors::{GemmFactor, Sums};
-    pub(crate) use super::gemm_wgmma::{
-        CLUSTER, CLUSTER_M, IDLE_WARPS, MULTIPLYING_WARPS, Product,
-    };
-    pub(crate) use super::gemm_wgmma::{STAGES, TILE_M, TILE_N};
+    pub(crate) use super::gemm_wgmma::Product;
     pub(super) use super::groups::{Group, GroupTiles, Groups};
     pub(crate) use super::hooks::{AddingRegisters, CopyingRegisters, Hooks, IdleRegisters, Store};
     pub(crate) use super::order::{Order, Tile, cluster, clusters};
     pub(crate) use super::part::Part;
     pub(super) use super::slices::Slices;
+    pub(crate) use super::wide_tiles::{CLUSTER, CLUSTER_M, IDLE_WARPS, MULTIPLYING_WARPS};
+    pub(crate) use super::wide_tiles::{STAGES, TILE_M, TILE_N};
     pub(crate) use crate::prelude::*;
 }

@@ -2,16 +2,11 @@
 
 use core::array;
 
-use super::factors::STAGE_BYTES;
-use super::gemm_wgmma::STORE_M;
 use super::prelude::*;
+use super::wide_tiles::{PARTS, STAGE_BYTES, STORE_M};
 
 /// A part of a warp's rows, in shared memory.
 pub(crate) type Store<O> = SharedTile<O, STORE_M>;
-/// The number of parts of a warp's rows in shared memory.
-const PARTS: u32 = 2;
-/// Bytes of the parts of all warps, after the stages in shared memory.
-pub(super) const STORE_BYTES: u32 = PARTS * MULTIPLYING_WARPS * Store::<bf16>::BYTES;
 
 impl<T: GemmFactor, E: Epilogue, F: Hooks> Product<'_, T, E, F> {
     /// Applies the epilogue to a warp's sums of these rows of a tile.

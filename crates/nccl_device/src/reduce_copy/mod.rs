@@ -65,6 +65,7 @@
 mod buffers;
 mod local;
 mod lsa;
+mod multicast;
 mod multimem;
 pub mod nccl;
 mod pack;

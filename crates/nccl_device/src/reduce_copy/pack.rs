@@ -5,7 +5,7 @@ use core::mem::zeroed;
 use cuda_std::vector::{Accumulate, Vec16};
 use cuda_std::{mem, multimem};
 
-use super::multimem::{MultimemReduce, store_one};
+use super::multicast::{MultimemReduce, store_one};
 
 /// A size of access to elements `T`.
 pub(super) trait Pack<T: Accumulate> {

@@ -2,8 +2,8 @@
 
 use devcomm_host::ReduceOperator;
 
+use super::kernel_reduction::KernelReduction;
 use super::plan::Request;
-use super::reduce::KernelReduction;
 use super::{Algorithm, CollectivePlan, Collectives, INVALID, Parts, Workspace};
 use crate::CollectiveKind::{self, AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter};
 use crate::prelude::*;

@@ -3,6 +3,7 @@
 mod all_to_all_v;
 mod call;
 mod exchange;
+mod kernel_reduction;
 mod plan;
 mod reduce;
 mod rmsnorm;

@@ -1,6 +1,5 @@
 //! The element types of products.
 
-use super::launches::Matrices;
 use crate::prelude::*;
 
 /// A sealed trait: launches rely on each type having the kernels of its elements.
@@ -51,15 +50,6 @@ elements! {
     HalfElement: f16 in f16;
     ScaledElement: F8E4M3 in bf16;
     ScaledElement: F8E5M2 in bf16;
-}
-
-/// Refuses a product of 8-bit floats, and says what their kernels need.
-pub(super) fn no_kernel<T: Element>(Matrices { shape: [.., k], .. }: Matrices) -> Result<()> {
-    refuse(format!(
-        "products of {} need a GPU of the Hopper family, A, B and C at multiples of 16 bytes, \
-         and rows of them too: k is {k}, pad it with zeros to a multiple of 16",
-        T::NAME,
-    ))
 }
 
 #[cfg(doctest)]

@@ -6,8 +6,8 @@ use devcomm_kernels::gemm::shapes::Cluster;
 use devcomm_kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide};
 
 use super::element::HalfElement;
-use super::launches::{Matrices, map, wide_maps};
-use super::product::{Activation, Added};
+use super::epilogue::{Activation, Added};
+use super::matrices::{Matrices, map, wide_maps};
 use super::{GemmPlan, Tiling};
 use crate::prelude::*;
 

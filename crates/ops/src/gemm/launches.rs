@@ -1,78 +1,14 @@
 //! The launches of the kernels of products.
 
-use devcomm_host::TensorMapDesc;
-use devcomm_kernels::gemm::gemm_swapped::{self as swapped, Cluster, Division, Shape};
+use devcomm_kernels::gemm::gemm_swapped::{self as swapped, Division};
 use devcomm_kernels::gemm::{gemm_mma as portable, gemm_wgmma as wide, slices};
 
-use super::element::{GemmElement, GemmOutput, no_kernel};
-use super::model::ResidentClusters;
-use super::plan::{GemmPlan, Tiling};
-use super::product::{Added, EpilogueArgs};
+use super::element::{GemmElement, GemmOutput};
+use super::matrices::{Matrices, swapped_maps, unswapped_maps, wide_maps};
+use super::plan::{GemmPlan, Tiling, clusters};
+use super::tile_kernel::{ResidentClusters, TileKernel, division_args, resident};
 use super::{Gemm, SliceMemory};
 use crate::prelude::*;
-
-/// A launch's matrices, as their addresses, and its epilogue. `groups` of rows have a B each.
-#[derive(Clone, Copy)]
-pub struct Matrices {
-    pub(crate) a: u64,
-    pub(crate) b: u64,
-    pub(crate) c: u64,
-    pub(crate) shape: [u32; 3],
-    pub(crate) groups: u32,
-    pub(crate) transposed: [bool; 2],
-    /// The addresses of matrices of scales for A and B, or 0 without them.
-    pub(crate) block_scales: [u64; 2],
-    pub(crate) epilogue: EpilogueArgs,
-}
-
-impl Matrices {
-    /// Checks that A, B and C with these rows, and what is added to the product, have the elements
-    /// and are of the context, and that C overlaps none of the others.
-    pub(crate) fn checked<T, O>(
-        context: &Context,
-        extents: Extents,
-        (a, b, c): (&DeviceSlice<T>, &DeviceSlice<T>, &DeviceSlice<O>),
-        [rows_of_a, rows_of_b, rows_of_c]: [usize; 3],
-        added: &Added<O>,
-    ) -> Result<Self> {
-        let [_, n, k] = extents.lengths();
-        let matrices = Self {
-            a: address(context, "A", a, rows_of_a, k)?,
-            b: address(context, "B", b, rows_of_b, k)?,
-            c: address(context, "C", c, rows_of_c, n)?,
-            shape: extents.array(),
-            groups: 1,
-            transposed: [false; 2],
-            block_scales: [0; 2],
-            epilogue: added.args(context, [rows_of_c, n])?,
-        };
-        let len_of_c = rows_of_c * n;
-        let to = ("C", c, len_of_c);
-        require_apart(("A", a, rows_of_a * k), to, None)?;
-        require_apart(("B", b, rows_of_b * k), to, None)?;
-        let Added { bias, residual, .. } = added;
-        bias.iter().try_for_each(|bias| require_apart(("the bias", bias, n), to, None))?;
-        residual.iter().try_for_each(|residual| {
-            require_apart(("the residual", residual, len_of_c), to, Some(0))
-        })?;
-        Ok(matrices)
-    }
-
-    /// Returns whether TMA can load and store them.
-    pub(crate) fn are_aligned(&self) -> bool {
-        (self.a | self.b | self.c).is_multiple_of(16)
-    }
-}
-
-pub(crate) fn map<T: Element>(
-    stream: &Stream,
-    address: u64,
-    [rows, columns, tile_rows]: [u32; 3],
-) -> Result<TensorMap> {
-    let data_type = T::DATA_TYPE;
-    let desc = TensorMapDesc { address, rows, columns, tile_rows, data_type };
-    stream.context().tensor_map(&desc)
-}
 
 #[derive(Clone, Copy)]
 pub(super) enum Prepared {
@@ -191,6 +127,15 @@ impl Gemm {
 }
 
 /// Returns the shape of a launch of `gemm_mma`, of which a block computes a tile of C.
+/// Refuses a product of 8-bit floats, and says what their kernels need.
+fn no_kernel<T: Element>(Matrices { shape: [.., k], .. }: Matrices) -> Result<()> {
+    refuse(format!(
+        "products of {} need a GPU of the Hopper family, A, B and C at multiples of 16 bytes, \
+         and rows of them too: k is {k}, pad it with zeros to a multiple of 16",
+        T::NAME,
+    ))
+}
+
 fn portable_config(m: u32, n: u32) -> Result<LaunchConfig> {
     let tiles = u64::from(m.div_ceil(portable::TILE)) * u64::from(n.div_ceil(portable::TILE));
     // CUDA's limit for a grid.
@@ -239,78 +184,6 @@ pub(super) fn slice_memory(compiled: &Kernels, context: &Context) -> Result<Slic
     Ok((context.alloc(blocks * largest)?, context.alloc(blocks)?))
 }
 
-/// Returns the most dynamic shared memory of a block in bytes, after the number of clusters of
-/// `blocks` such blocks that are resident.
-pub(crate) fn resident<S: Shape, K: Kernel>(
-    compiled: &Kernels,
-    context: &Context,
-    blocks: u32,
-) -> Result<[u32; 2]> {
-    let most = context.limits().shared_per_block_optin;
-    let shared = most.saturating_sub(compiled.info::<K>()?.static_shared);
-    Ok([compiled.resident_clusters::<K>(blocks, S::THREADS, shared)?, shared])
-}
-
-/// Returns the maps of A, B and C for tiles of `gemm_wgmma`, and 0; or, if C's rows are not
-/// aligned, any map in place of C's, and its address.
-pub(crate) fn wide_maps<T: GemmElement, O: GemmOutput<T>>(
-    stream: &Stream,
-    Matrices { a, b, c, shape: [m, n, k], groups, transposed, .. }: Matrices,
-) -> Result<([TensorMap; 3], u64)> {
-    let factor = |address, rows, tile_rows, transposed| match transposed {
-        false => map::<T>(stream, address, [rows, k, tile_rows]),
-        true => map::<T>(stream, address, [k, rows, wide::TRANSPOSED]),
-    };
-    let a = factor(a, m, wide::TILE_M, transposed[0])?;
-    let b = factor(b, groups * n, wide::TILE_N / wide::CLUSTER, transposed[1])?;
-    let (map_of_c, unaligned) = match n.is_multiple_of(16 / size_of::<O>() as u32) {
-        true => (map::<O>(stream, c, [m, n, wide::STORE_M])?, 0),
-        false => (a, c),
-    };
-    Ok(([a, b, map_of_c], unaligned))
-}
-
-/// A kernel for one size of tiles and one key, with a launch `L`.
-pub(crate) struct TileKernel<K, L> {
-    /// [`Shape::M`] and [`Shape::N`].
-    pub(crate) tile: (u32, u32),
-    /// [`Shape::DEPTH`].
-    pub(super) depth: u32,
-    /// The element type, or the number of ranks, for which the kernel is.
-    pub(crate) key: K,
-    /// [`divide`] for these tiles.
-    pub(crate) divide: Divide,
-    /// [`resident`] for clusters of this number of blocks.
-    pub(crate) resident: fn(&Kernels, &Context, u32) -> Result<[u32; 2]>,
-    pub(crate) launch: L,
-}
-
-type Divide = fn([u32; 3], Cluster, u32, [u32; 2]) -> Option<(Division, LaunchConfig)>;
-
-impl<K: Copy, L: Copy> TileKernel<K, L> {
-    pub(crate) const fn new<S: Shape, T: Kernel>(key: K, launch: L) -> Self {
-        let (divide, resident) = (divide::<S>, resident::<S, T>);
-        Self { tile: (S::M, S::N), depth: S::DEPTH, key, divide, resident, launch }
-    }
-}
-
-/// Returns how a product is divided among the clusters that are resident with this shared memory,
-/// and the shape of its launch, if they can do it.
-fn divide<S: Shape>(
-    shape: [u32; 3],
-    cluster: Cluster,
-    slices: u32,
-    [clusters, shared]: [u32; 2],
-) -> Option<(Division, LaunchConfig)> {
-    let blocks = cluster.blocks();
-    let (division, clusters, shared) = Division::of::<S>(shape, cluster, slices, clusters, shared)?;
-    let config = LaunchConfig::new(clusters * blocks, S::THREADS)
-        .with_dynamic_shared(shared)
-        .with_cluster(blocks)
-        .with_dependent();
-    Some((division, config))
-}
-
 /// A kernel of a `Gemm`, for a type of A, B and C.
 type GemmKernel = TileKernel<DataType, LaunchTiled>;
 
@@ -329,6 +202,22 @@ pub(super) fn kernel_of(
     };
     kernels.iter().find(|kernel| kernel.tile == tile && kernel.key == data_type)
 }
+
+impl GemmPlan {
+    /// Returns whether it is a plan with tiles for which there is a kernel.
+    pub(super) fn is_known(self) -> bool {
+        self.swapped([1; 3]).is_some_and(|(Tiling { rows, columns, cluster, slices }, _)| {
+            let tile = (rows, columns);
+            let divides = slices == 1 || (2..=MOST_SLICES).contains(&slices) && cluster.splits == 1;
+            divides
+                && kernel_of(self, tile, bf16::DATA_TYPE).is_some()
+                && clusters(tile).any(|known| known == cluster)
+        })
+    }
+}
+
+/// The most slices of a plan.
+pub(super) const MOST_SLICES: u32 = 8;
 
 /// Defines a table of kernels for tiles of these shapes. In parentheses are the kernel, the
 /// function that makes its maps, the field of `Division` for a constant B, which is A in tiles of
@@ -382,32 +271,4 @@ tile_kernels! {
     UNSWAPPED_SLICED (gemm_unswapped_sliced, unswapped_maps, constant_a, slices_args):
     M96N64 M112N64 M80N128 M96N128 M112N128 M128N128 M144N128 M160N128 M176N128 M192N128 M208N128
     M224N128
-}
-
-type DivisionArgs = swapped::DivisionArgs<u32, u32, u32, u32, u32, bool, bool>;
-
-pub(crate) fn division_args(division: Division) -> DivisionArgs {
-    let Division { across, down, stages, whole, sums, constant_a, constant_b } = division;
-    swapped::DivisionArgs { across, down, stages, whole, sums, constant_a, constant_b }
-}
-
-pub(crate) fn swapped_maps<T: Element, S: Shape>(
-    stream: &Stream,
-    Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,
-    Division { across, down, .. }: Division,
-) -> Result<(TensorMap, TensorMap, TensorMap)> {
-    Ok((
-        map::<T>(stream, a, [m, k, S::M / across])?,
-        map::<T>(stream, b, [n, k, S::N / down])?,
-        map::<T>(stream, c, [m, n, swapped::STORE_M])?,
-    ))
-}
-
-fn unswapped_maps<T: Element, S: Shape>(
-    stream: &Stream,
-    Matrices { a, b, c, shape: [m, n, k], .. }: Matrices,
-    Division { across, down, .. }: Division,
-) -> Result<(TensorMap, TensorMap, u64)> {
-    let map = |address, tiles| map::<T>(stream, address, tiles);
-    Ok((map(a, [m, k, S::N / down])?, map(b, [n, k, S::M / across])?, c))
 }

@@ -5,27 +5,8 @@ use devcomm_kernels::gemm::gemm_wgmma;
 
 use super::launches::kernel_of;
 use super::plan::{GemmPlan, Tiling};
+use super::tile_kernel::ResidentClusters;
 use crate::prelude::*;
-
-/// How many clusters of 1, 2, 4 and 8 blocks of `gemm_swapped` run on a GPU at the same time. How
-/// many multiprocessors larger ones leave unused depends on the GPU.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ResidentClusters(pub(crate) [u32; 4]);
-
-impl ResidentClusters {
-    /// Returns the clusters of an H100, scaled to this number of multiprocessors.
-    pub(crate) fn usual(multiprocessors: u32) -> Self {
-        let of = |clusters: u64| (u64::from(multiprocessors) * clusters / 132) as u32;
-        Self([multiprocessors, of(66), of(30), of(15)])
-    }
-
-    /// Returns how many clusters of this number of blocks are resident: at least one, as times are
-    /// divided by it.
-    pub(super) fn clusters(self, blocks: u32) -> f64 {
-        let clusters = self.0[blocks.max(1).ilog2().min(3) as usize];
-        f64::from(clusters.max(1))
-    }
-}
 
 /// The rounds in which the clusters of `gemm_swapped` compute a product: first whole tiles, while
 /// there are some for all blocks. The `across x down` tiles that share loads count as one here.

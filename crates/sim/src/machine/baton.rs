@@ -28,9 +28,10 @@ pub(crate) use self::client::Client;
 use super::core::Core;
 use super::fault::Faults;
 use super::processor::Processor;
-use crate::error::Error;
+use crate::base::error::Error;
+use crate::base::ids::ClientId;
+use crate::base::simulation::Simulation;
 use crate::race::HostEvent;
-use crate::simulation::Simulation;
 
 /// The interval at which the machine checks whether the running client is blocked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
@@ -38,10 +39,6 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 const WRITING_TIME: Duration = Duration::from_secs(10);
 /// A client that this number of consecutive checks finds blocked loses the baton.
 const MAX_BLOCKED_CHECKS: u32 = 10;
-
-/// A client's number, in order of registration.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct ClientId(u32);
 
 /// The number of a machine's events so far, to wait for the next one without missing any.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -13,17 +13,17 @@ use litemap::LiteMap;
 
 use super::baton::{EventCount, Shared};
 use super::fault::Faults;
-use crate::driver::event::Event;
-use crate::driver::function::Function;
-use crate::driver::graph::{Exec, Graph, UserObject};
-use crate::driver::stream::{Stream, StreamOp};
-use crate::driver::{CudaError, CudaResult};
-use crate::error::{Error, Stall};
-use crate::gpus::{Gpus, Step};
-use crate::host_nccl;
+use crate::base::error::{Error, Stall};
+use crate::base::simulation::Simulation;
+use crate::gpu::gpus::{Gpus, Step};
+use crate::machine::driver::event::Event;
+use crate::machine::driver::function::Function;
+use crate::machine::driver::graph::{Exec, Graph, UserObject};
+use crate::machine::driver::stream::{Stream, StreamOp};
+use crate::machine::driver::{CudaError, CudaResult};
+use crate::machine::host_nccl;
 use crate::memory::{Allocation, Memory};
 use crate::race::{Clock, OpAccess, OpId, Races};
-use crate::simulation::Simulation;
 
 /// The result of running the GPUs once.
 pub(super) enum Progress {
@@ -83,7 +83,7 @@ const FIRST_HANDLE: u64 = 1 << 24;
 impl Core {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         let simulation = &shared.simulation;
-        crate::nccl::install();
+        crate::gpu::nccl::install();
         let memory = Rc::new(Memory::new(Races::new(simulation.races, simulation.weak)));
         let gpus = Gpus::new(simulation, Rc::clone(&memory));
         let devices = (0..simulation.gpus).map(|_| Device::default()).collect();
@@ -268,7 +268,7 @@ impl Core {
         access: OpAccess,
     ) -> CudaResult<()> {
         let races = &self.memory.races;
-        races.op_access(&self.memory, op, address, bytes, access).map_err(|error| {
+        races.op_access(self.memory.as_ref(), op, address, bytes, access).map_err(|error| {
             let failure = CudaError::new(CUresult::CUDA_ERROR_LAUNCH_FAILED, error.to_string());
             self.fail(error);
             failure

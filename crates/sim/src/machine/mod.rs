@@ -2,11 +2,13 @@
 //!
 //! One OS thread, the *machine's thread* ([`turns`]), owns all of a machine's state ([`core`]): it
 //! runs the GPUs' threads and executes the calls of host threads ([`baton`]). The functions that
-//! host threads call are in [`driver`](crate::driver) and [`host_nccl`](crate::host_nccl).
+//! host threads call are in [`driver`](crate::machine::driver) and [`host_nccl`](crate::machine::host_nccl).
 
 pub(crate) mod baton;
 pub(crate) mod core;
+pub(crate) mod driver;
 pub(crate) mod fault;
+pub(crate) mod host_nccl;
 mod processor;
 mod turns;
 
@@ -25,14 +27,15 @@ use litemap::LiteMap;
 use parking_lot::Mutex;
 
 pub use self::baton::EventCount;
-use self::baton::{Call, Client, ClientId, Shared, THREAD_WAIT};
+use self::baton::{Call, Client, Shared, THREAD_WAIT};
 use self::core::Core;
 pub use self::fault::{CallRecord, Effect, Fault, ThreadEffect, ThreadFault};
-use crate::error::{Error, Result};
-use crate::gpus::Activity;
-use crate::simulation::Simulation;
-use crate::timeline;
-use crate::traffic::Traffic;
+use crate::base::error::{Error, Result};
+use crate::base::ids::ClientId;
+use crate::base::simulation::Simulation;
+use crate::base::timeline;
+use crate::gpu::gpus::Activity;
+use crate::memory::traffic::Traffic;
 
 /// The machines of this process by number; a context's handle encodes the number.
 static MACHINES: Mutex<LiteMap<u64, Weak<Shared>>> = Mutex::new(LiteMap::new());
@@ -81,14 +84,14 @@ impl Machine {
     /// to.
     #[must_use]
     pub fn driver() -> &'static Driver {
-        &crate::driver::DRIVER
+        &crate::machine::driver::DRIVER
     }
 
     /// Returns NCCL's functions, version 2.32.3. They act on the machine that the calling thread is
     /// attached to.
     #[must_use]
     pub fn nccl() -> &'static Functions {
-        &crate::host_nccl::NCCL
+        &crate::machine::host_nccl::NCCL
     }
 
     /// Reserves a turn for a thread that will attach: until then, no other thread gets a turn.

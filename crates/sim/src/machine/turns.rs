@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::baton::{Caller, ClientId, Next, Shared};
+use super::baton::{Caller, Next, Shared};
 use super::core::{Core, Progress};
-use crate::schedule::Schedule;
-use crate::timeline::{Row, Span};
+use crate::base::ids::ClientId;
+use crate::base::schedule::Schedule;
+use crate::base::timeline::{Row, Span};
 
 /// The number of clients' turns after which the GPUs run even if clients come first, since a client
 /// may query a stream in a loop.

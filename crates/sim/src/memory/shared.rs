@@ -6,8 +6,11 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{Allocation, GpuSet, Mapping, Memory, Owner, POISON, page_size};
-use crate::error::{Error, Result};
+use super::{Allocation, GpuSet, Memory};
+use crate::base::error::{Error, Result};
+use crate::base::layout::POISON;
+use crate::base::mapping::{Mapping, page_size};
+use crate::base::owner::Owner;
 
 /// The first canonical address of pages: above all addresses of a process, which are below 2^56
 /// even with page tables of five levels.

@@ -5,7 +5,7 @@ use cuda_std::arch::{Engine, Event};
 use super::clock::{Agent, Clock, OpId};
 use super::shadow::TOLD_APART;
 use super::{Races, ThreadClock};
-use crate::error::Site;
+use crate::base::error::Site;
 
 /// Returns the index of an engine's groups in [`ThreadClock::groups`].
 pub(super) fn group_of(engine: Engine) -> Option<usize> {

@@ -10,7 +10,7 @@ use litemap::LiteMap;
 
 use super::ops::Sequence;
 use super::{Clock, Races};
-use crate::machine::baton::ClientId;
+use crate::base::ids::ClientId;
 
 /// An event that orders the work of a host thread with that of other threads.
 #[derive(Clone, Copy, Debug)]

@@ -27,7 +27,6 @@ mod host;
 mod memo;
 mod ops;
 mod remedy;
-mod report;
 mod shadow;
 mod sync;
 mod thread;
@@ -46,14 +45,13 @@ use self::host::Hosts;
 use self::memo::Memo;
 use self::ops::{EndedChains, OpInfo};
 pub(crate) use self::ops::{GridClock, OpAccess, Run, Sequence, Transfer};
-pub use self::report::{Race, RaceAccess};
 pub(crate) use self::shadow::MAX_BLOCKS;
 use self::shadow::{Kind, NO_STAMP, NumberMap, PAGE, Shadow, Sites, Stamp, Word};
 use self::sync::{AtomicWord, Position, Release, acquires, includes, releases};
 pub(crate) use self::thread::ThreadClock;
 use self::weak::{OldValues, Seen};
-use crate::error::Site;
-use crate::memory::Memory;
+use crate::base::ids::Site;
+use crate::base::owner::Registry;
 
 /// The detector's state.
 #[derive(Default)]
@@ -183,7 +181,7 @@ impl Races {
     #[inline]
     fn touch(
         &self,
-        memory: &Memory,
+        memory: &dyn Registry,
         address: usize,
         bytes: usize,
         stamp: Stamp,
@@ -202,7 +200,7 @@ impl Races {
     /// Does the same as [`touch`](Self::touch), for ranges that have whole pages.
     fn touch_range(
         &self,
-        memory: &Memory,
+        memory: &dyn Registry,
         address: usize,
         bytes: usize,
         stamp: Stamp,
@@ -266,7 +264,12 @@ impl Races {
 
     /// Returns the address of the first byte of the range that nothing has written, if there is
     /// one.
-    pub(crate) fn unwritten(&self, memory: &Memory, address: usize, bytes: usize) -> Option<usize> {
+    pub(crate) fn unwritten(
+        &self,
+        memory: &dyn Registry,
+        address: usize,
+        bytes: usize,
+    ) -> Option<usize> {
         let end = address + bytes;
         (address & !3..end).step_by(4).find_map(|at| {
             let initialised = self.shadow.word(at, memory).get().write.initialised();
@@ -276,7 +279,12 @@ impl Races {
     }
 
     /// Does the same as [`unwritten`](Self::unwritten), for ranges that have whole pages.
-    fn unwritten_range(&self, memory: &Memory, address: usize, bytes: usize) -> Option<usize> {
+    fn unwritten_range(
+        &self,
+        memory: &dyn Registry,
+        address: usize,
+        bytes: usize,
+    ) -> Option<usize> {
         let (mut at, end) = (address, address + bytes);
         while at < end {
             let next = ((at / PAGE + 1) * PAGE).min(end);
@@ -332,7 +340,7 @@ impl Races {
     /// selects.
     pub(crate) fn access(
         &self,
-        memory: &Memory,
+        memory: &dyn Registry,
         thread: &mut ThreadClock,
         (address, bytes, space): (usize, usize, Space),
         access: Access,

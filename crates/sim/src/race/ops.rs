@@ -6,13 +6,12 @@ use std::rc::Rc;
 use cuda_std::arch::{Access, Order, Scope, Space};
 
 use super::clock::{Agent, Chain, Clock, OpId};
-use super::report::{Race, RaceAccess};
 use super::shadow::{Kind, MAX_OPS, Stamp};
 use super::sync::{NO_WORD, Position, Release, add_release};
 use super::{Accessor, FoundRace, Races, ThreadClock};
-use crate::arguments::Arguments;
-use crate::error::{Error, Site, ThreadId};
-use crate::memory::{Memory, Owner};
+use crate::base::arguments::Arguments;
+use crate::base::error::{Error, Race, RaceAccess, Site, ThreadId};
+use crate::base::owner::{Owner, Registry};
 
 /// The description of an operation in reports.
 #[derive(Clone, Debug)]
@@ -211,7 +210,7 @@ impl Races {
     /// [`Error::Settings`] if there are too many operations.
     pub(crate) fn op_access(
         &self,
-        memory: &Memory,
+        memory: &dyn Registry,
         (op, clock): &(OpId, Clock),
         address: usize,
         bytes: usize,
@@ -286,7 +285,7 @@ impl Races {
     }
 
     /// Makes a word of a signal or counter release `clock` to the threads that read it.
-    pub(crate) fn release_to(&self, memory: &Memory, word: usize, rank: usize, clock: Clock) {
+    pub(crate) fn release_to(&self, memory: &dyn Registry, word: usize, rank: usize, clock: Clock) {
         if !self.on {
             return;
         }
@@ -299,7 +298,13 @@ impl Races {
     }
 
     /// Records that the counter at `word` has counted a sequence's reads up to transfer `number`.
-    pub(crate) fn count(&self, memory: &Memory, word: usize, sequence: &Sequence, number: u64) {
+    pub(crate) fn count(
+        &self,
+        memory: &dyn Registry,
+        word: usize,
+        sequence: &Sequence,
+        number: u64,
+    ) {
         if !self.on {
             return;
         }
@@ -312,7 +317,7 @@ impl Races {
     /// Records that a thread reads a word that releases a clock.
     pub(crate) fn read_from(
         &self,
-        memory: &Memory,
+        memory: &dyn Registry,
         thread: &mut ThreadClock,
         word: usize,
         order: Order,
@@ -340,7 +345,7 @@ impl Races {
     /// Returns an access of another session, ordered neither before nor after the thread's session.
     pub(crate) fn use_session(
         &self,
-        memory: &Memory,
+        memory: &dyn Registry,
         thread: &mut ThreadClock,
         word: usize,
         at: Site,
@@ -375,7 +380,7 @@ impl Races {
     /// Returns the report of a race; `shared` names a byte of shared memory.
     pub(crate) fn report(
         &self,
-        memory: &Memory,
+        memory: &dyn Registry,
         found: &FoundRace,
         shared: impl FnOnce(usize) -> String,
     ) -> Box<Race> {
@@ -448,42 +453,4 @@ impl Races {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::machine::baton::ClientId;
-    use crate::memory::{Allocation, GpuSet};
-
-    #[test]
-    fn a_sequence_continues_the_chain_of_a_dropped_one_whose_end_the_host_knows() {
-        let races = Races::new(true, false);
-        let (first, ended) = races.as_host(ClientId::default(), Some(0), || {
-            let sequence = races.host_sequence();
-            let mut run = races.start(&sequence, 0, &races.host());
-            races.within(&mut run, || races.current("an operation"));
-            (sequence.chain, races.end(run))
-        });
-        races.as_host(ClientId::default(), Some(0), || {
-            assert_ne!(races.host_sequence().chain, first, "nobody has waited for its operation");
-            races.host_learns(&ended);
-            let after = [races.host_sequence(), races.host_sequence()];
-            let mut same = after.iter().filter(|sequence| sequence.chain == first);
-            let number = same.next().map(|sequence| races.start(sequence, 0, &ended).number);
-            assert!(number > Some(1) && same.next().is_none(), "{number:?}");
-        });
-    }
-
-    #[test]
-    fn more_operations_than_accesses_have_numbers_for_are_an_error() {
-        let memory = Rc::new(Memory::new(Races::new(true, false)));
-        let words = Allocation::single(&memory, GpuSet::all(), 4, Owner::Buffer { id: 0, rank: 0 });
-        let words = words.unwrap();
-        let address = words.part(0).addr();
-        let access = |op| {
-            let known = (OpId(op), Clock::default());
-            memory.races.op_access(&memory, &known, address, 4, OpAccess::Write)
-        };
-        access(MAX_OPS).unwrap();
-        let error = access(MAX_OPS + 1).unwrap_err().to_string();
-        assert!(error.contains("Simulation::races"), "{error}");
-    }
-}
+mod tests;

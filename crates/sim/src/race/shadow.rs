@@ -9,8 +9,8 @@ use std::panic::Location;
 use cuda_std::arch::Scope;
 
 use super::clock::{Agent, OpId, THREADS};
-use crate::error::Site;
-use crate::memory::Memory;
+use crate::base::error::Site;
+use crate::base::owner::Registry;
 
 /// The number of bytes of memory per page of shadow memory.
 pub(super) const PAGE: usize = 1 << 10;
@@ -252,7 +252,7 @@ impl Default for Shadow {
 
 impl Shadow {
     #[inline]
-    fn page(&self, number: usize, memory: &Memory) -> Cached {
+    fn page(&self, number: usize, memory: &dyn Registry) -> Cached {
         // A hash, since parts of a window are powers of two apart.
         let slot = (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - CACHE_BITS);
         let entry = &self.cache[slot as usize];
@@ -283,7 +283,11 @@ impl Shadow {
     }
 
     /// Returns the accesses that all words of the page at `address` have, if they are the same.
-    pub(super) fn uniform(&self, address: usize, memory: &Memory) -> Option<RefMut<'_, Word>> {
+    pub(super) fn uniform(
+        &self,
+        address: usize,
+        memory: &dyn Registry,
+    ) -> Option<RefMut<'_, Word>> {
         let number = memory.canonical(address) / PAGE;
         if self.pages.borrow().contains_key(&number) {
             return None;
@@ -294,14 +298,14 @@ impl Shadow {
 
     /// Returns the word at `address`, which is rounded down.
     #[inline]
-    pub(super) fn word(&self, address: usize, memory: &Memory) -> &Cell<Word> {
+    pub(super) fn word(&self, address: usize, memory: &dyn Registry) -> &Cell<Word> {
         let (_, _, page) = self.page(address / PAGE, memory);
         // SAFETY: the boxes live as long as this object, and their content is in cells.
         unsafe { &(*page)[address % PAGE / 4] }
     }
 
     /// Returns the address that stands for all addresses of the memory at `address`.
-    pub(super) fn canonical(&self, address: usize, memory: &Memory) -> usize {
+    pub(super) fn canonical(&self, address: usize, memory: &dyn Registry) -> usize {
         self.page(address / PAGE, memory).1 * PAGE + address % PAGE
     }
 

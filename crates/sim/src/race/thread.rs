@@ -5,7 +5,7 @@ use cuda_std::arch::{Engine, Scope};
 use super::clock::{Agent, Clock};
 use super::memo::Memo;
 use super::sync::{Position, Release};
-use crate::error::Site;
+use crate::base::error::Site;
 
 /// The detector's state of a running thread.
 pub(crate) struct ThreadClock {

@@ -14,7 +14,7 @@ use std::rc::Rc;
 use super::shadow::{NumberMap, Stamp, remove_range};
 use super::sync::Release;
 use super::{Accessor, Races};
-use crate::memory::Memory;
+use crate::base::owner::Registry;
 
 /// The number of old values that are kept per word.
 const KEPT: usize = 4;
@@ -66,7 +66,7 @@ impl Races {
     /// values are kept.
     pub(super) fn keep_old(
         &self,
-        memory: &Memory,
+        memory: &dyn Registry,
         (address, bytes): (usize, usize),
         stamp: Stamp,
         writer: Stamp,
@@ -95,7 +95,7 @@ impl Races {
     }
 
     /// Removes the old values of words that a plain access writes.
-    pub(super) fn forget_old(&self, memory: &Memory, address: usize, bytes: usize) {
+    pub(super) fn forget_old(&self, memory: &dyn Registry, address: usize, bytes: usize) {
         let mut words = self.old.words.borrow_mut();
         if words.is_empty() {
             return;
@@ -109,7 +109,7 @@ impl Races {
     /// `choose`: for each word `None` if it sees the newest.
     pub(super) fn see_old(
         &self,
-        memory: &Memory,
+        memory: &dyn Registry,
         (address, bytes): (usize, usize),
         stamp: Stamp,
         who: &Accessor<'_>,
@@ -165,26 +165,4 @@ impl Races {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::panic::Location;
-    use std::rc::Rc;
-
-    use cuda_std::arch::{Access, Order, Scope, Space};
-
-    use crate::memory::{Allocation, GpuSet, Memory, Owner};
-    use crate::race::{Races, ThreadClock};
-
-    #[test]
-    fn memory_that_is_freed_has_no_old_values() {
-        let memory = Rc::new(Memory::new(Races::new(true, true)));
-        let words = Allocation::single(&memory, GpuSet::all(), 8, Owner::Buffer { id: 0, rank: 0 });
-        let words = words.unwrap();
-        let (place, at) = ((words.part(0).addr(), 8, Space::Global), Location::caller());
-        let store = Access::AtomicWrite(Order::Relaxed, Scope::Sys);
-        let mut thread = ThreadClock::default();
-        let stored = memory.races.access(&memory, &mut thread, place, store, at, &|_| 0);
-        assert!(stored.is_ok() && memory.races.old.words.borrow().len() == 2);
-        drop(words);
-        assert!(memory.races.old.words.borrow().is_empty());
-    }
-}
+mod tests;

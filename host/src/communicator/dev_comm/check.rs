@@ -9,26 +9,12 @@ use std::ffi::c_int;
 use devcomm_types::{GinConnectionType, GinType, Team};
 
 use super::facilities::Facilities;
-use super::resources::{GinBarriers, LlA2a, LsaBarriers, Node, Resource, TeamMultimem};
+use super::resources::{
+    GinBarriers, HANDLE_UNIT, LlA2a, LsaBarriers, MAX_BUFFER_BYTES, Node, Resource, TeamMultimem,
+};
 use super::{DevCommRequirements, RequirementsRefusal};
 use crate::communicator::Properties;
 use crate::communicator::properties::GinTypes;
-
-/// The unit, in bytes, of offsets in the memory of a device communicator. The handle of a resource
-/// buffer is such an offset.
-const HANDLE_UNIT: usize = 128;
-/// The largest total size of resource buffers: handles are 32-bit offsets.
-pub(super) const MAX_BUFFER_BYTES: u64 = (HANDLE_UNIT as u64) << 32;
-
-/// Returns `value` as NCCL's int.
-pub(super) fn int(what: &'static str, value: impl Into<u64>) -> Result<c_int, RequirementsRefusal> {
-    let asked = value.into();
-    c_int::try_from(asked).map_err(|_| RequirementsRefusal::TooMany {
-        what,
-        asked,
-        limit: c_int::MAX as u64,
-    })
-}
 
 /// Refuses requirements that a communicator with these properties cannot meet on this machine.
 pub(super) fn check(

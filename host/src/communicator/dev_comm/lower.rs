@@ -3,8 +3,7 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use super::check::int;
-use super::resources::{Answer, Node, Resource, ResourceKey, ResourceRequest};
+use super::resources::{Answer, Node, Resource, ResourceKey, ResourceRequest, int};
 use super::{DevCommRequirements, RequirementsRefusal};
 use crate::sys::nccl::lists::RequirementLists;
 use devcomm_sys::nccl::{Requirements, UNDEF_INT};

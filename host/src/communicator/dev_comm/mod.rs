@@ -25,7 +25,7 @@ pub use self::resources::{
     Signals, TeamMultimem,
 };
 use super::Communicator;
-use super::group::{CallState, SharedState};
+use super::deferred::{CallState, SharedState};
 use crate::device::abort::AbortFlag;
 use crate::device::in_group::refuse_inside;
 use crate::device::issuer::Resource;

@@ -2,7 +2,8 @@
 
 use devcomm_types::{GinConnectionType as Connection, GinType, Team};
 
-use super::check::{MAX_BUFFER_BYTES, check};
+use super::check::check;
+use super::resources::MAX_BUFFER_BYTES;
 use super::*;
 use crate::communicator::Properties;
 use crate::communicator::properties::GinTypes;

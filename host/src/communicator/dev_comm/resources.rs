@@ -1,14 +1,21 @@
 //! Additional resources of a device communicator: the requests for them, and the keys to their
 //! handles.
 
+use std::ffi::c_int;
+
 use devcomm_types::nccl::{
     GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, MultimemHandle, ResourceHandle,
 };
 use devcomm_types::{CounterRange, SignalRange, Team};
 
 use super::RequirementsRefusal;
-use super::check::int;
 use crate::sys::nccl::lists::{ResourceAnswer, ResourceNode, TeamNode};
+
+/// The unit, in bytes, of offsets in the memory of a device communicator. The handle of a resource
+/// buffer is such an offset.
+pub(super) const HANDLE_UNIT: usize = 128;
+/// The largest total size of resource buffers: handles are 32-bit offsets.
+pub(super) const MAX_BUFFER_BYTES: u64 = (HANDLE_UNIT as u64) << 32;
 
 /// Barriers, by load and store, between the ranks of a team. A kernel gets an
 /// [`LsaBarrierHandle`].
@@ -303,6 +310,16 @@ fn bytes(count: u64, each: u64, unit: u64) -> Result<usize, RequirementsRefusal>
     bytes.and_then(|bytes| usize::try_from(bytes).ok()).ok_or(RequirementsRefusal::TooMany {
         what: "bytes of a resource",
         asked: u64::MAX,
-        limit: super::check::MAX_BUFFER_BYTES,
+        limit: MAX_BUFFER_BYTES,
+    })
+}
+
+/// Returns `value` as NCCL's int.
+pub(super) fn int(what: &'static str, value: impl Into<u64>) -> Result<c_int, RequirementsRefusal> {
+    let asked = value.into();
+    c_int::try_from(asked).map_err(|_| RequirementsRefusal::TooMany {
+        what,
+        asked,
+        limit: c_int::MAX as u64,
     })
 }

@@ -3,7 +3,7 @@
 use parking_lot::Mutex;
 
 use super::Inner;
-use crate::communicator::group::CallState;
+use crate::communicator::deferred::CallState;
 use crate::device::issuer::Resource;
 use crate::device::{KeepAlive, Lifecycle};
 use crate::error::{DevCommError, Result, StateError};

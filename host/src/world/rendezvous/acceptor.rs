@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use super::config::RendezvousConfig;
 use super::connection::Connection;
-use super::join::RendezvousConfig;
 use super::listen::{Listeners, listen, listen_at, resolve};
 use super::probe;
 use super::strangers::{Strangers, refuse};

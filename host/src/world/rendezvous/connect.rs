@@ -5,8 +5,8 @@ use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use super::config::RendezvousConfig;
 use super::connection::Connection;
-use super::join::RendezvousConfig;
 use super::listen::{listen_at_any_port, resolve};
 use super::relay::{Ends, RELAYED};
 use super::survivors::Members;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, SockRef, Socket, Type};
 
-use super::join::RendezvousConfig;
+use super::config::RendezvousConfig;
 use crate::sys::fork::CloseInChildren;
 use crate::sys::process::inherited_listener;
 

@@ -12,6 +12,7 @@
 //! the exchanges are distinguished. Lost and finished ranks are always those of the whole world.
 
 mod acceptor;
+mod config;
 mod connect;
 mod connection;
 mod heartbeat;
@@ -32,8 +33,8 @@ mod wire;
 
 use std::sync::{Arc, OnceLock};
 
+pub(super) use self::config::RendezvousConfig;
 pub(super) use self::hub::{Hub, ThreadTransport};
-pub(super) use self::join::RendezvousConfig;
 pub use self::side_channel::SideChannel;
 use self::subset::{Subset, SubsetIds};
 pub(super) use self::survivors::JoinedWorld;

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
+use super::config::RendezvousConfig;
 use super::connection::{Connection, poll};
-use super::join::RendezvousConfig;
 use super::relay::{Ends, RELAYED};
 use super::token::{Challenge, Handshake, Prover, nonce};
 use super::wire::{Hello, Kind, MAX_GREETING, PROTOCOL, bad, json, parse};

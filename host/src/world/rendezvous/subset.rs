@@ -12,11 +12,8 @@ use std::io;
 
 use parking_lot::Mutex;
 
-use super::wire::bad;
+use super::wire::{MAX_KEY, bad};
 use crate::error::{Error, Result};
-
-/// The largest key, in bytes: enough for a few nested subsets of the largest number of ranks.
-pub(super) const MAX_KEY: usize = 32 << 20;
 
 /// Ranks of the world, in the order of their ranks in the subset.
 #[derive(Debug, PartialEq)]

@@ -13,8 +13,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::config::RendezvousConfig;
 use super::connection::Connection;
-use super::join::RendezvousConfig;
 use super::listen::Listeners;
 use super::tcp::{TcpClient, TcpRoot};
 use super::wire::{Member, Peer};

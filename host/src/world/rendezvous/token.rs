@@ -10,8 +10,6 @@ use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
 use super::seal::Seal;
-#[cfg(doc)]
-use super::wire::Hello;
 
 /// A random number that is used once.
 pub(crate) type Nonce = [u8; 32];
@@ -25,7 +23,7 @@ pub(crate) const MIN_TOKEN: usize = 16;
 #[derive(Clone, PartialEq)]
 pub(crate) struct Token(Vec<u8>);
 
-/// Rank 0's answer to a [`Hello`] with a nonce.
+/// Rank 0's answer to a [`Hello`](super::wire::Hello) with a nonce.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Challenge {
     pub nonce: Nonce,
@@ -63,8 +61,8 @@ impl Token {
         Ok(nonce()?.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// Returns the handshake for this token, the bytes of a rank's [`Hello`] and rank 0's random
-    /// number.
+    /// Returns the handshake for this token, the bytes of a rank's
+    /// [`Hello`](super::wire::Hello) and rank 0's random number.
     pub(crate) fn handshake(&self, hello: &[u8], nonce: &Nonce) -> Handshake {
         let mut hash =
             Hmac::<Sha256>::new_from_slice(&self.0).expect("a key of HMAC may have any length");

@@ -6,7 +6,8 @@ use std::task::Poll;
 
 use parking_lot::Condvar;
 
-use super::{Call, ClientId, Shared, State};
+use super::{Call, Shared, State};
+use crate::base::ids::ClientId;
 use crate::machine::core::Core;
 use crate::machine::processor::Allowed;
 use crate::race::HostEvent;

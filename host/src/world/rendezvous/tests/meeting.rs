@@ -4,7 +4,7 @@ use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::super::join::RendezvousConfig;
+use super::super::config::RendezvousConfig;
 use super::super::wire::Kind;
 use super::*;
 use crate::error::{Error, NcclError, WorldError};

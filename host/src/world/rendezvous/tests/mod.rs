@@ -30,7 +30,7 @@ use serde::Serialize;
 use socket2::{Domain, Socket, Type};
 
 use super::Rendezvous;
-use super::join::RendezvousConfig;
+use super::config::RendezvousConfig;
 use super::relay::Ends;
 use super::wire::{HEAD, Hello, Kind, Member, PROTOCOL, Peer, header, json, read_header};
 use crate::error::Result;
