@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use devcomm::{Error, World};
 
-use {{crate_name}}::sum_over_ranks;
+use {{crate_name}}::SumOfRanks;
 
 fn main() -> ExitCode {
     match run() {
@@ -19,7 +19,7 @@ fn main() -> ExitCode {
 fn run() -> Result<(), Error> {
     // A thread for each GPU, the processes of torchrun or mpirun, or simulated GPUs.
     World::from_env()?.run(|rank| {
-        let sums = sum_over_ranks(rank, &[rank.rank() as f32; 100])?;
+        let sums = SumOfRanks::new(rank, &[rank.rank() as f32; 100])?.compute()?;
         if rank.is_root() {
             let (n_ranks, sum) = (rank.n_ranks(), sums[0]);
             println!("{n_ranks} ranks, and the sum of their numbers is {sum}");

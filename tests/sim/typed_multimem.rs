@@ -166,3 +166,25 @@ fn load_and_store_and_multicast_mix() {
     check_windows::<f16, multimem_reduce_lsa_copy<f16>>(Max, |i| f16::from_f32((i % 19) as f32));
     check_windows::<i64, multimem_reduce_lsa_copy<i64>>(Max, |i| (i % 19) as i64 - 9);
 }
+
+#[test]
+fn ranks_and_threads_reduce_the_halves_of_a_word_in_place() {
+    // The shares begin at odd elements, and threads take the elements at both ends one by one.
+    trials(
+        2,
+        |i| bf16::from_f32((i % 9) as f32),
+        |gpu, it, [count, from, _]| {
+            let share = |rank: usize| count * rank / 2;
+            let (begin, end) = (share(gpu.rank()), share(gpu.rank() + 1));
+            let at = from + begin;
+            let args = (&it.comm, &it.src, at, &it.src, at, end - begin);
+            gpu.launch(multimem_reduce_copy::<bf16>::with_args(args).grid(1).block(32))?;
+            let mut wanted = it.inputs[gpu.rank()].clone();
+            for (i, element) in wanted.iter_mut().enumerate().skip(from).take(count) {
+                *element = it.folded(Sum, i);
+            }
+            assert_eq!(read(&it.src)?, wanted, "{count} from {from}");
+            Ok(())
+        },
+    );
+}

@@ -57,6 +57,9 @@ impl New {
     }
 }
 
+/// The package of devcomm's compiled kernels.
+const KERNELS_BIN: &str = "devcomm-kernels-bin";
+
 /// How the template's README installs this command, from the registry.
 const INSTALL: &str = "cargo install devcomm-cli";
 
@@ -210,7 +213,11 @@ fn checkout(checkout: &Path) -> Result<(String, String)> {
             own = folder.to_string();
             continue;
         }
-        lines += &format!("{} = {{ path = {:?} }}\n", package.name, folder.as_str());
+        // Only a feature of devcomm that a new project has not enabled needs it. Cargo warns of a
+        // patch that nothing needs.
+        let comment =
+            if package.name == KERNELS_BIN { "# With \"devcomm/kernels-bin\": " } else { "" };
+        lines += &format!("{comment}{} = {{ path = {:?} }}\n", package.name, folder.as_str());
     }
     Ok((lines, own))
 }
@@ -264,12 +271,15 @@ mod tests {
     }
 
     #[test]
-    fn a_project_of_a_checkout_installs_the_command_from_it() {
+    fn a_project_of_a_checkout_installs_the_command_and_its_crates_from_it() {
         let folder = tempfile::tempdir().unwrap();
         let project = folder.path().join("sums");
         // Relative to this folder, not to the project's.
         let crates = Some(PathBuf::from("../.."));
         New { folder: project.clone(), name: None, fused: false, crates }.run().unwrap();
+        let manifest = fs::read_to_string(project.join("Cargo.toml")).unwrap();
+        let patches = |name: &str| manifest.lines().any(|line| line.starts_with(name));
+        assert!(patches("devcomm-sim") && !patches(KERNELS_BIN), "{manifest}");
         let readme = fs::read_to_string(project.join("README.md")).unwrap();
         let command = install_from(env!("CARGO_MANIFEST_DIR")) + "\n";
         assert!(readme.contains(&command) && !readme.contains(INSTALL), "{readme}");

@@ -94,6 +94,7 @@ pub mod wgmma;
 mod accumulate;
 
 pub use cuda_std_macros::{KernelParam, address_space, kernel, print, println, track_callers};
+pub use devcomm_types::{F8E4M3, F8E5M2};
 pub use half::{bf16, f16};
 pub use math::GpuFloat;
 
@@ -109,7 +110,7 @@ pub mod prelude {
     pub use crate::reduce::ReduceOp;
     pub use crate::strided::Strided;
     pub use crate::vector::{Accumulate, Vec16};
-    pub use crate::{KernelParam, bf16, f16, kernel, shared_array};
+    pub use crate::{F8E4M3, F8E5M2, KernelParam, bf16, f16, kernel, shared_array};
     pub use crate::{atomic, cluster, grid, hint, math, mem, shared, thread, warp};
 }
 

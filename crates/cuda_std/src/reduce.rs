@@ -278,9 +278,10 @@ impl SoftmaxSum {
         Self { max, sum: part(self) + part(other) }
     }
 
-    /// Returns the softmax of one of the values: `exp(x - max) / sum`.
+    /// Returns the softmax of one of the values: `exp(x - max) / sum`; 0 if all values are
+    /// -infinity, as those of a row that is masked.
     pub fn weight(self, x: f32) -> f32 {
-        math::exp(x - self.max) / self.sum
+        if self.max == f32::NEG_INFINITY { 0.0 } else { math::exp(x - self.max) / self.sum }
     }
 }
 

@@ -12,6 +12,7 @@ use cuda_std::atomic::{
 use cuda_std::prelude::*;
 use cuda_std::strided::share;
 use cuda_std::thread::{UVec2, UVec3};
+use cuda_std::tile::SharedTile;
 use cuda_std::{clock, math, print, println};
 
 /// Returns the panic message of `f` run as a thread.
@@ -77,6 +78,16 @@ fn a_device_function_outside_a_simulator_says_where_kernels_run() {
     let panic = std::panic::catch_unwind(thread::thread_idx_x).expect_err("no thread runs");
     let text = panic.downcast::<&str>().expect("a message");
     assert!(text.contains("in the simulator or on a GPU"), "{text}");
+}
+
+#[test]
+fn an_8_bit_element_of_a_tile_is_not_read_as_a_word() {
+    let text = panic_of(|| {
+        let tile = SharedTile::<F8E4M3, 8>::at(shared_array![u8; 1024]);
+        // SAFETY: the tile has the element; it is not read.
+        unsafe { tile.bits(0, 0) };
+    });
+    assert!(text.contains("have 16 or 32 bits"), "{text}");
 }
 
 #[test]

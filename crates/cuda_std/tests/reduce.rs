@@ -1,8 +1,9 @@
 //! Tests of the reduction operators.
 
 use cuda_std::prelude::*;
-use cuda_std::reduce::{And, Avg, Max, Min, Or, PreMulSum, Prod, Sum, SumInHalf, Xor, fold};
-use devcomm_types::{F8E4M3, F8E5M2};
+use cuda_std::reduce::{
+    And, Avg, Max, Min, Or, PreMulSum, Prod, SoftmaxSum, Sum, SumInHalf, Xor, fold,
+};
 
 #[test]
 fn integers_wrap_around() {
@@ -76,4 +77,14 @@ fn any_function_is_an_operator() {
 #[test]
 fn nothing_reduces_to_nothing() {
     assert_eq!(fold::<f32, _>(Sum, &[]), None);
+}
+
+#[test]
+fn a_masked_row_has_no_weights() {
+    let masked = SoftmaxSum::of(f32::NEG_INFINITY);
+    for all in [SoftmaxSum::EMPTY, masked, masked.combine(masked)] {
+        assert_eq!(all.weight(f32::NEG_INFINITY), 0.0, "{all:?}");
+    }
+    let half = masked.combine(SoftmaxSum::of(3.0)).combine(SoftmaxSum::of(3.0));
+    assert_eq!([half.weight(3.0), half.weight(f32::NEG_INFINITY)], [0.5, 0.0]);
 }

@@ -60,6 +60,8 @@
 
 mod memory;
 mod message;
+#[cfg(not(target_arch = "nvptx64"))]
+mod simulated;
 
 use crate::prelude::*;
 use cuda_std::atomic::AtomicU32;
@@ -87,6 +89,10 @@ const LAUNCHES: usize = 1;
 
 /// Words of a slot.
 const SLOT: usize = 4;
+
+/// Whether a poll of several slots ends at the first one without a message: so the simulator's
+/// reports show that one.
+const STOPS_AT_MISSING: bool = cfg!(not(target_arch = "nvptx64"));
 
 /// Returns the number of source ranks with slots of their own: with two ranks only the peer sends.
 const fn sources(ranks: usize) -> usize {
@@ -122,6 +128,8 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     pub unsafe fn new(comm: &'a DevComm, memory: &LamportMemory) -> Self {
         let (team, LamportMemory { slots: window, state, capacity, .. }) =
             (comm.lsa_team(), *memory);
+        #[cfg(not(target_arch = "nvptx64"))]
+        simulated::check_ranks(N, team);
         let mut parts = [window.local(); N];
         let mut distance = 1;
         while distance < N {
@@ -155,7 +163,10 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
     pub unsafe fn begin(self, used: u32) -> Lamport<'a, N> {
         assert!(used <= self.capacity, "a launch uses more slots than there are");
         // SAFETY: this launch alone uses the memory, as the caller guarantees.
-        unsafe { self.join() }
+        let session = unsafe { self.join() };
+        #[cfg(not(target_arch = "nvptx64"))]
+        let session = Lamport { used, ..session };
+        session
     }
 
     /// Returns the session of a launch that other threads of the grid [`begin`](Self::begin).
@@ -168,7 +179,13 @@ impl<'a, const N: usize> LamportSlots<'a, N> {
         // SAFETY: the caller's contract; the word changes only after all blocks ended the session.
         let launch =
             unsafe { mem::load_ordered(self.state.add(LAUNCHES), Order::Relaxed, Scope::Gpu) };
-        Lamport { slots: self, launch, bank: launch % BANKS }
+        Lamport {
+            slots: self,
+            launch,
+            bank: launch % BANKS,
+            #[cfg(not(target_arch = "nvptx64"))]
+            used: self.capacity,
+        }
     }
 }
 
@@ -179,6 +196,9 @@ pub struct Lamport<'a, const N: usize, const EXITS: bool = true> {
     slots: LamportSlots<'a, N>,
     launch: u32,
     bank: u32,
+    /// The number of slots with which it has begun, for the simulator's checks.
+    #[cfg(not(target_arch = "nvptx64"))]
+    used: u32,
 }
 
 impl<'a, const N: usize> Lamport<'a, N> {
@@ -191,8 +211,14 @@ impl<'a, const N: usize> Lamport<'a, N> {
     /// a record of it would take registers from the values that are live there.
     #[must_use]
     pub fn continue_after_abort(self) -> Lamport<'a, N, false> {
-        let Self { slots, launch, bank } = self;
-        Lamport { slots, launch, bank }
+        let Self { slots, launch, bank, .. } = self;
+        Lamport {
+            slots,
+            launch,
+            bank,
+            #[cfg(not(target_arch = "nvptx64"))]
+            used: self.used,
+        }
     }
 }
 
@@ -232,6 +258,8 @@ impl<const N: usize, const EXITS: bool> Lamport<'_, N, EXITS> {
     /// `distance` is below the number of ranks. It is not 0, which is this rank, if there are two.
     /// `slot` is below the number of slots that the launch uses, and no other thread sends to it.
     pub unsafe fn send<T: Element>(&self, distance: usize, slot: u32, vector: Vec16<T>) {
+        #[cfg(not(target_arch = "nvptx64"))]
+        self.check_empty(distance, slot);
         let to = self.slot(distance, self.me(), slot);
         // SAFETY: the caller's thread alone fills this slot in this launch.
         unsafe { mem::store_vec_relaxed(to.cast(), message(vector), Scope::Sys) };
@@ -251,6 +279,10 @@ impl<const N: usize, const EXITS: bool> Lamport<'_, N, EXITS> {
         slot: u32,
         tile: SharedTile<T, ROWS>,
     ) {
+        #[cfg(not(target_arch = "nvptx64"))]
+        for i in 0..SharedTile::<T, ROWS>::BYTES / 16 {
+            self.check_empty(distance, slot + i);
+        }
         // This does not read `parts`: an index that is not constant would move it to memory.
         let part = self.slots.window.lsa(self.slots.comm.lsa_team().rotated(distance as i32));
         // SAFETY: the caller's thread alone fills this slot in this launch.
@@ -285,6 +317,8 @@ impl<const N: usize, const EXITS: bool> Lamport<'_, N, EXITS> {
         mut each: impl FnMut(usize, Vec16<T>),
     ) {
         const { assert!(N != ANY_RANKS, "the number of ranks is not a constant") };
+        #[cfg(not(target_arch = "nvptx64"))]
+        self.check_slot(slot);
         let me = self.me();
         if N == 2 {
             // SAFETY: the caller's thread alone empties this slot in this launch.
@@ -299,13 +333,17 @@ impl<const N: usize, const EXITS: bool> Lamport<'_, N, EXITS> {
         let mut first = 0;
         while first < N {
             let mut vectors = [mine; 4];
-            self.wait(slot, || {
+            let peer = move |i| (first + i != me).then_some((first + i, slot));
+            self.wait(slot, (4.min(N - first), peer), || {
                 let mut i = 0;
                 while i < 4 && first + i < N {
                     // All loads are in flight together. This rank's own slot, which no rank uses,
                     // is loaded too: a branch around its load would separate the others.
                     // SAFETY: the caller's contract.
                     vectors[i] = unsafe { self.load(first + i, slot) };
+                    if STOPS_AT_MISSING && first + i != me && !is_message(vectors[i]) {
+                        return false;
+                    }
                     i += 1;
                 }
                 let (mut all, mut i) = (true, 0);
@@ -339,8 +377,10 @@ impl<const N: usize, const EXITS: bool> Lamport<'_, N, EXITS> {
     ///
     /// The contract is that of [`receive_all`](Self::receive_all), for this peer only.
     pub unsafe fn receive<T: Element>(&self, source: usize, slot: u32) -> Vec16<T> {
+        #[cfg(not(target_arch = "nvptx64"))]
+        self.check_slot(slot);
         let mut vector = Vec16::from_bits([EMPTY; 4]);
-        self.wait(slot, || {
+        self.wait(slot, (1, move |_| Some((source, slot))), || {
             // SAFETY: the caller's thread alone empties this slot in this launch.
             vector = unsafe { self.load(source, slot) };
             is_message(vector)
@@ -385,15 +425,22 @@ impl<const N: usize, const EXITS: bool> Lamport<'_, N, EXITS> {
         message: impl Fn(usize) -> Option<(usize, u32)>,
         pause: u32,
     ) -> [Vec16<T>; K] {
+        #[cfg(not(target_arch = "nvptx64"))]
+        for (_, slot) in (0..K).filter_map(&message) {
+            self.check_slot(slot);
+        }
         // The report of an abort names the first message's slot; it is 0 if no rank sends that one.
         // Slots are opaque, as their addresses would take registers from here to the end.
-        self.wait(message(0).map_or(0, |(_, slot)| slot), || {
+        self.wait(message(0).map_or(0, |(_, slot)| slot), (K, &message), || {
             let (mut all, mut i) = (true, 0);
             while i < K {
                 if let Some((source, slot)) = message(i) {
                     // SAFETY: the caller's thread alone empties this slot in this launch.
                     vectors[i] = unsafe { self.load(source, hint::opaque(slot)) };
                     all &= is_message(vectors[i]);
+                    if STOPS_AT_MISSING && !all {
+                        break;
+                    }
                 }
                 i += 1;
             }
@@ -421,6 +468,8 @@ impl<const N: usize, const EXITS: bool> Lamport<'_, N, EXITS> {
     /// The contract is that of [`receive_all`](Self::receive_all), but this peer need not send to
     /// the slot, and another thread may receive from it if the result is not used.
     pub unsafe fn peek<T: Element>(&self, source: usize, slot: u32) -> Option<Vec16<T>> {
+        #[cfg(not(target_arch = "nvptx64"))]
+        self.check_slot(slot);
         // SAFETY: the caller's thread alone empties this slot in this launch.
         let vector = unsafe { self.load(source, slot) };
         is_message(vector).then_some(vector)
@@ -432,6 +481,8 @@ impl<const N: usize, const EXITS: bool> Lamport<'_, N, EXITS> {
     ///
     /// The contract is that of [`receive`](Self::receive). This thread has read the message.
     pub unsafe fn empty(&self, source: usize, slot: u32) {
+        #[cfg(not(target_arch = "nvptx64"))]
+        self.check_slot(slot);
         let slot = self.slot(0, source, slot);
         // SAFETY: the caller's contract: no peer sends to this slot before the launch after next.
         unsafe { mem::store_vec_relaxed(slot, Vec16::<u32>::from_bits([EMPTY; 4]), Scope::Sys) };
@@ -449,9 +500,22 @@ impl<const N: usize, const EXITS: bool> Lamport<'_, N, EXITS> {
     }
 
     /// Waits until `done`. After an abort the thread goes on, or it exits and the host's report
-    /// names the slot.
-    fn wait(&self, slot: u32, done: impl FnMut() -> bool) {
-        let what = || WaitFor { index: slot, ..WaitFor::of(WaitKind::Lamport) };
+    /// names the slot. The simulator's reports name the first message that is missing: `messages`
+    /// are a number, and the source rank and the slot of each, if there is one.
+    fn wait(
+        &self,
+        slot: u32,
+        messages: (usize, impl Fn(usize) -> Option<(usize, u32)>),
+        done: impl FnMut() -> bool,
+    ) {
+        #[cfg(target_arch = "nvptx64")]
+        let _ = messages;
+        let what = || {
+            let what = WaitFor { index: slot, ..WaitFor::of(WaitKind::Lamport) };
+            #[cfg(not(target_arch = "nvptx64"))]
+            let what = self.first_missing((0..messages.0).filter_map(&messages.1), what);
+            what
+        };
         let outcome = poll_by::<EXITS>(self.slots.comm, Deadline::NEVER, done, what);
         if EXITS {
             finish(Coop::thread(), outcome, CoopCall::new("a wait for a slot"));
@@ -467,6 +531,8 @@ impl<const N: usize, const EXITS: bool> Lamport<'_, N, EXITS> {
     /// after a barrier of the block's threads that use the session. Each of them has begun it: the
     /// barrier completes their loads of the launch's number, which the last block's call changes.
     pub unsafe fn end(&self, coop: Coop) {
+        #[cfg(not(target_arch = "nvptx64"))]
+        self.check_end(coop);
         // SAFETY: the caller's contract. Relaxed is enough: the barrier has completed the loads of
         // the launch's number by the block's threads.
         unsafe {

@@ -47,6 +47,9 @@
 //! }
 //! ```
 
+#[cfg(not(target_arch = "nvptx64"))]
+mod simulated;
+
 use crate::prelude::*;
 use core::marker::PhantomData;
 
@@ -171,10 +174,14 @@ impl<'a> LlA2aBuffer<'a> {
             epoch: 0,
             first: 0,
             element: PhantomData,
+            #[cfg(not(target_arch = "nvptx64"))]
+            from_ranks: false,
         };
         // SAFETY: the word is the block's header, which only this coop reads and writes.
         session.epoch = unsafe { mem::load(session.header()) }.wrapping_add(FIRST_EPOCH);
         session.first = session.epoch;
+        #[cfg(not(target_arch = "nvptx64"))]
+        session.take_block();
         session
     }
 }
@@ -197,6 +204,9 @@ pub struct LlA2a<'a, T> {
     /// The epoch with which the session began.
     first: u32,
     element: PhantomData<T>,
+    /// Whether a rank's element has the rank's number, for the simulator's reports.
+    #[cfg(not(target_arch = "nvptx64"))]
+    from_ranks: bool,
 }
 
 #[track_callers]
@@ -320,6 +330,8 @@ impl<T: Pod> LlA2a<'_, T> {
     /// elements than ranks.
     pub fn all_reduce(&mut self, mine: T, op: impl Fn(T, T) -> T) -> T {
         let LlA2aBuffer { team, multimem, .. } = self.buffer;
+        #[cfg(not(target_arch = "nvptx64"))]
+        self.check_mine(&mine);
         if multimem.is_none() {
             // Every rank starts with itself, so that at any time each writes to a different peer.
             for distance in self.coop.strided(team.n_ranks as u32) {
@@ -328,13 +340,23 @@ impl<T: Pod> LlA2a<'_, T> {
         } else if self.coop.thread_rank() == 0 {
             self.broadcast(team.rank as u32, mine);
         }
+        #[cfg(not(target_arch = "nvptx64"))]
+        {
+            self.from_ranks = true;
+        }
         let all = self.receive_reduce::<T, 1>(0, team.n_ranks as u32, 1, |value| value, op);
+        #[cfg(not(target_arch = "nvptx64"))]
+        {
+            self.from_ranks = false;
+        }
         self.end_epoch();
         all
     }
 
     /// Stores the epoch, if one has ended, for the next session.
     fn close(self) {
+        #[cfg(not(target_arch = "nvptx64"))]
+        self.leave_block();
         // All threads have loaded the word before an epoch ended, at the barrier of `end_epoch`.
         if self.coop.thread_rank() == 0 && self.epoch != self.first {
             // SAFETY: the word is the block's header, which only this coop reads and writes.
@@ -442,6 +464,10 @@ impl<T: Pod> LlA2a<'_, T> {
                     let line = unsafe { mem::load_vec_relaxed(from.cast::<u32>(), Scope::Sys) };
                     let [_, a, _, b] = line.to_bits();
                     all &= a == self.epoch && b == self.epoch;
+                    // The simulator's reports show the line that was loaded last.
+                    if cfg!(not(target_arch = "nvptx64")) && !all {
+                        return false;
+                    }
                     lines[e][i] = line;
                     i += 1;
                 }
@@ -450,7 +476,12 @@ impl<T: Pod> LlA2a<'_, T> {
             all
         };
         let (index, wanted) = (elements[0], self.epoch.into());
-        let what = || WaitFor { index, wanted, ..WaitFor::of(WaitKind::LlA2a) };
+        let what = || {
+            let what = WaitFor { index, wanted, ..WaitFor::of(WaitKind::LlA2a) };
+            #[cfg(not(target_arch = "nvptx64"))]
+            let what = self.first_missing(elements, what);
+            what
+        };
         poll(self.buffer.comm, deadline, done, what)
     }
 

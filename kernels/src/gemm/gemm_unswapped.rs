@@ -10,7 +10,8 @@ use cuda_std::wgmma::Factor;
 use super::gemm_swapped::compute;
 use super::prelude::*;
 use super::shapes::*;
-use super::swapped_stores::{Buffers, Groups, Part, Target};
+use super::swapped_stores::{Groups, Part, Target};
+use super::swapped_tiles::Block;
 
 /// Computes `C = A x B^T` in bf16 or f16, with an epilogue, for few columns of C, on Hopper.
 ///
@@ -73,13 +74,13 @@ struct Rows<T>(*mut T);
 impl<C: Half + Element> Target for Rows<C> {
     fn prefetch(self) {}
 
-    unsafe fn store<S: Shape, P: Epilogue<Output: Half>>(
+    unsafe fn store<T: Factor, S: Shape, E: Epilogue<Output: Half>, P: Epilogue<Output: Half>>(
         self,
-        _: Buffers,
-        // The groups are of the product of B and A.
-        Groups { first, count, origin: (column, _), mut part, end: (n, m) }: Groups<S>,
+        block: &Block<T, S, E>,
+        Groups { first, count, origin: (column, _), mut part }: Groups<S>,
         epilogue: P,
     ) {
+        let (n, m) = block.end; // Of the product of B and A.
         let (lane, row, end) = (warp::lane_id(), part.column, part.end.0);
         part.end = (m, n);
         let eights = if count - first < STORE_EIGHTS { count - first } else { STORE_EIGHTS };

@@ -1,8 +1,11 @@
 //! The stores of [`gemm_swapped`](super::gemm_swapped): the epilogue is applied to groups of eight
 //! rows, which a [`Target`] stores.
 
+use cuda_std::wgmma::Factor;
+
 use super::prelude::*;
 use super::shapes::{STORE_EIGHTS, STORE_M, Shape};
+use super::swapped_tiles::Block;
 
 /// The named barrier of the first warpgroup.
 pub(super) const WARPGROUP_BARRIER: u32 = 1;
@@ -16,20 +19,12 @@ pub(super) trait Target: Copy {
 
     /// Applies the epilogue to groups of eight rows, and stores them. C is as the kernel needs it,
     /// and a whole warpgroup calls this.
-    unsafe fn store<S: Shape, P: Epilogue<Output: Half>>(
+    unsafe fn store<T: Factor, S: Shape, E: Epilogue<Output: Half>, P: Epilogue<Output: Half>>(
         self,
-        buffers: Buffers,
+        block: &Block<T, S, E>,
         groups: Groups<S>,
         epilogue: P,
     );
-}
-
-/// The shared memory from which TMA stores.
-#[derive(Clone, Copy)]
-pub(super) struct Buffers {
-    pub(super) memory: TileMemory,
-    /// Where the buffers begin, in bytes.
-    pub(super) offset: u32,
 }
 
 /// Rows of C, which TMA stores.
@@ -38,17 +33,18 @@ impl Target for &TensorMap {
         tma::prefetch_map(self);
     }
 
-    unsafe fn store<S: Shape, P: Epilogue<Output: Half>>(
+    unsafe fn store<T: Factor, S: Shape, E: Epilogue<Output: Half>, P: Epilogue<Output: Half>>(
         self,
-        Buffers { memory, offset }: Buffers,
-        Groups { first, count, origin: (row, column), mut part, .. }: Groups<S>,
+        block: &Block<T, S, E>,
+        Groups { first, count, origin: (row, column), mut part }: Groups<S>,
         epilogue: P,
     ) {
         let thread = thread::thread_idx_x();
         let (warpgroup, warp, lane) = (thread / 128, thread / warp::WARP_SIZE % 4, warp::lane_id());
         let buffer = 2 * warpgroup + first / STORE_EIGHTS % 2;
         let place = |eight: u32| -> Eight<P::Output> {
-            memory.tile(offset + (buffer * STORE_EIGHTS + eight) * Eight::<P::Output>::BYTES)
+            let index = buffer * STORE_EIGHTS + eight;
+            block.memory.tile(block.division.stages * S::STAGE + index * Eight::<P::Output>::BYTES)
         };
         epilogue.apply(&mut part);
         // SAFETY: the caller is a whole warpgroup, and guarantees C. The buffer is written after
@@ -96,8 +92,6 @@ pub(super) struct Groups<S> {
     pub(super) origin: (u32, u32),
     /// A thread's sums of these groups.
     pub(super) part: Part<S>,
-    /// Rows and columns of C.
-    pub(super) end: (u32, u32),
 }
 
 /// A thread's part of a warpgroup's sums, in an array `A`, from `row` and `column` on: by default

@@ -5,7 +5,7 @@ use cuda_std::wgmma::Factor;
 
 use super::prelude::*;
 use super::shapes::{Division, STORE_EIGHTS, Shape, WARPGROUP_N};
-use super::swapped_stores::{Buffers, Groups, Part, Sums, Target, four};
+use super::swapped_stores::{Groups, Part, Sums, Target, four};
 
 type BTile<T> = SharedTile<T, WARPGROUP_N>;
 
@@ -200,7 +200,7 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
             unsafe {
                 let sums = self.add_received(first, count);
                 let groups = self.groups((first, count), (row, column), end, sums);
-                target.store(self.buffers(), groups, epilogue);
+                target.store(self, groups, epilogue);
             }
         }
     }
@@ -235,9 +235,7 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
     ) {
         if FIRST < S::M / 8 {
             // SAFETY: the caller is a whole warpgroup, and the target's memory is C.
-            unsafe {
-                target.store(self.buffers(), self.whole_groups(all, FIRST, origin), epilogue);
-            }
+            unsafe { target.store(self, self.whole_groups(all, FIRST, origin), epilogue) };
         }
     }
 
@@ -266,11 +264,6 @@ impl<T: Factor, S: Shape, E: Epilogue<Output: Half>> Block<T, S, E> {
         sums: Sums,
     ) -> Groups<S> {
         let part = Part::of_thread(sums, first, (row, column), (end, self.end.1));
-        Groups { first, count, origin: (row, column), part, end: self.end }
-    }
-
-    /// Returns the buffers for stores, which follow the stages.
-    fn buffers(&self) -> Buffers {
-        Buffers { memory: self.memory, offset: self.division.stages * S::STAGE }
+        Groups { first, count, origin: (row, column), part }
     }
 }

@@ -183,6 +183,13 @@ fn description(map: &TensorMap) -> TensorMapDesc {
     description
 }
 
+/// Requires a map whose tiles have this number of rows.
+#[track_caller]
+pub(crate) fn check_rows(map: &TensorMap, rows: u32) {
+    let found = description(map).tile_rows;
+    assert!(found == rows, "the map has tiles of {found} rows, the shared tile has {rows}");
+}
+
 /// Returns the 16-byte chunks of a tile: each with its address in the tile, and in the matrix if it
 /// lies there.
 #[track_caller]

@@ -102,7 +102,7 @@ macro_rules! arena {
             const { assert!(Self::BYTES > 0) };
             debug_assert!(index < $count, "the array has fewer tiles");
             let first = const { $crate::tile::arena::offset(&Self::SIZES, $index) };
-            self.0.tile(first + index * <$tile>::BYTES)
+            self.0.tile(first + index * <$tile>::BYTES).with_its_rows()
         }
         $crate::arena!(@arrays $index + 1, $($rest)*);
     };

@@ -267,12 +267,18 @@ pub unsafe trait Mainloop {
 
     /// Runs the main loop. A dependent launch may begin as soon as all blocks have called this.
     ///
+    /// # Panics
+    ///
+    /// In simulated runs, if the block has another number of threads. `requires(block.x == ..)` of
+    /// the kernel refuses it at the launch.
+    ///
     /// # Safety
     ///
     /// All threads of the one-dimensional block call this, once: those of
     /// [`COMPUTING`](Self::COMPUTING) warpgroups and of one more, in whole clusters of
     /// [`CLUSTER`](Self::CLUSTER) blocks. The kernel's `max_threads` is their number, by which the
     /// launch divides the registers. The kernel may access what the methods access.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     unsafe fn run(&self) {
         const {
             let threads = (Self::COMPUTING + 1) * WARPGROUP;
@@ -281,10 +287,17 @@ pub unsafe trait Mainloop {
                 // warpgroups want them, each added up over the warpgroups.
                 let launched = 65536 / threads / 8 * 8 * (Self::COMPUTING + 1);
                 let wanted = Self::COMPUTING * computing + other;
-                assert!(wanted <= launched, "the block would wait for registers forever");
+                assert!(
+                    wanted <= launched,
+                    "the block would wait for registers forever: with `Registers<c, o>` and n = \
+                     COMPUTING, n * c + o is at most 512 for n = 1 or 3 (256 or 512 threads), and \
+                     504 for n = 2 (384 threads)"
+                );
             }
             assert!(Self::LOADING <= 3 && Self::INTERLUDES <= 3);
         }
+        #[cfg(not(target_arch = "nvptx64"))]
+        check_block((Self::COMPUTING + 1) * WARPGROUP);
         grid::launch_next();
         let barriers = shared_array![u64; Pipeline::words(MAX_STAGES)];
         // SAFETY: only this pipeline uses the words; it is initialised first.
@@ -324,6 +337,14 @@ pub unsafe trait Mainloop {
         }
         self.leave();
     }
+}
+
+/// Requires a block of this number of threads, in simulated runs.
+#[cfg(not(target_arch = "nvptx64"))]
+#[track_caller]
+fn check_block(threads: u32) {
+    let found = thread::block_dim().element_product();
+    assert!(found == threads, "the block has {found} threads, and the main loop is for {threads}");
 }
 
 /// A tile of the main loop `M`, as its scheduler describes it.

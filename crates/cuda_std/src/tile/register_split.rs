@@ -32,7 +32,8 @@ impl RegisterSplit for () {
 }
 
 /// `COMPUTING` registers for a thread that computes, and `OTHER` for another one; both are
-/// multiples of 8 from 24 to 256.
+/// multiples of 8 from 24 to 256. Added up over the warpgroups they are at most what a launch gives
+/// the block: 504 for its 3 warpgroups, or 512 for 2 or 4.
 #[derive(Clone, Copy, Debug)]
 pub struct Registers<const COMPUTING: u32, const OTHER: u32>;
 

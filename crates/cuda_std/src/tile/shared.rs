@@ -33,7 +33,7 @@ impl TileMemory {
     /// Returns the tile at an offset in bytes, a multiple of 1,024.
     #[must_use]
     pub fn tile<T, const ROWS: u32>(self, offset: u32) -> SharedTile<T, ROWS> {
-        SharedTile { address: arch::shared_offset(self.0, offset), element: PhantomData }
+        SharedTile::of(arch::shared_offset(self.0, offset))
     }
 
     /// Reads 16 bytes at an offset. PTX: `ld.shared.v4.u32`.
@@ -76,8 +76,14 @@ impl TileMemory {
 
 /// `ROWS` rows of 128 bytes in shared memory: 32 elements of 32 bits, 64 of 16, or 128 of 8. The
 /// 16-byte chunks of row `r` are swizzled: chunk `c` is at `c ^ (r % 8)`.
+///
+/// The maps of copies from and to a tile of an [`arena!`](crate::arena) have tiles of as many rows,
+/// which simulated runs check.
 pub struct SharedTile<T, const ROWS: u32> {
     address: arch::SharedAddress,
+    /// Whether the tiles of maps must have `ROWS` rows.
+    #[cfg(not(target_arch = "nvptx64"))]
+    has_its_rows: bool,
     element: PhantomData<T>,
 }
 
@@ -104,13 +110,46 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     /// Returns the tile at an address in shared memory, a multiple of 1,024.
     #[must_use]
     pub fn at(address: *mut u8) -> Self {
-        Self { address: arch::shared_address(address), element: PhantomData }
+        Self::of(arch::shared_address(address))
+    }
+
+    fn of(address: arch::SharedAddress) -> Self {
+        Self {
+            address,
+            #[cfg(not(target_arch = "nvptx64"))]
+            has_its_rows: false,
+            element: PhantomData,
+        }
+    }
+
+    /// Returns the tile, to and from which only maps with tiles of `ROWS` rows copy.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_its_rows(self) -> Self {
+        Self {
+            #[cfg(not(target_arch = "nvptx64"))]
+            has_its_rows: true,
+            ..self
+        }
     }
 
     /// Returns the tile of `N` rows of this tile, from row `row` on, which is a multiple of 8.
     #[must_use]
     pub fn rows<const N: u32>(self, row: u32) -> SharedTile<T, N> {
-        SharedTile { address: arch::shared_offset(self.address, 128 * row), element: PhantomData }
+        SharedTile {
+            #[cfg(not(target_arch = "nvptx64"))]
+            has_its_rows: self.has_its_rows,
+            ..SharedTile::of(arch::shared_offset(self.address, 128 * row))
+        }
+    }
+
+    /// Requires a map whose tiles have the rows of this one, an arena's, in simulated runs.
+    fn check(self, map: &TensorMap) {
+        #[cfg(not(target_arch = "nvptx64"))]
+        if self.has_its_rows {
+            arch::check_rows(map, ROWS);
+        }
+        let _ = map;
     }
 
     /// Copies a tile of a matrix to this tile, as [`tma::load_tile`](crate::tma::load_tile) does.
@@ -119,6 +158,7 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     ///
     /// The contract is that of [`tma::load_tile`](crate::tma::load_tile).
     pub unsafe fn load(self, map: &TensorMap, row: u32, column: u32, full: MBarrier) {
+        self.check(map);
         // SAFETY: the caller keeps the tile for this load alone until the barrier's phase ends.
         unsafe { arch::load_tile(self.address, map, row, column, full.address()) }
     }
@@ -130,6 +170,7 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     ///
     /// The contract is that of [`load`](Self::load).
     pub unsafe fn load_once(self, map: &TensorMap, row: u32, column: u32, full: MBarrier) {
+        self.check(map);
         // SAFETY: the caller keeps the tile for this load alone until the barrier's phase ends.
         unsafe { arch::load_tile_once(self.address, map, row, column, full.address()) }
     }
@@ -148,6 +189,7 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
         full: MBarrier,
         blocks: u16,
     ) {
+        self.check(map);
         // SAFETY: the caller keeps the tile for this load alone until the barrier's phase ends.
         unsafe {
             arch::load_tile_multicast(self.address, map, row, column, full.address(), blocks);
@@ -160,6 +202,7 @@ impl<T, const ROWS: u32> SharedTile<T, ROWS> {
     ///
     /// The contract is that of [`tma::store_tile`](crate::tma::store_tile).
     pub unsafe fn store(self, map: &TensorMap, row: u32, column: u32) {
+        self.check(map);
         // SAFETY: the caller keeps the tile as it is until the store has read it.
         unsafe { arch::store_tile(map, row, column, self.address) }
     }
@@ -198,6 +241,7 @@ impl<T: Float, const ROWS: u32> SharedTile<T, ROWS> {
     /// The contract is that of [`tma::reduce_add_tile`](crate::tma::reduce_add_tile).
     #[track_caller]
     pub unsafe fn reduce_add(self, map: &TensorMap, row: u32, column: u32) {
+        self.check(map);
         // SAFETY: the caller keeps the tile as it is until the store has read it.
         unsafe { arch::reduce_add_tile(map, row, column, self.address) }
     }
@@ -233,6 +277,7 @@ impl<T: Float, const ROWS: u32> SharedTile<T, ROWS> {
     /// do not have 8 bits.
     #[track_caller]
     pub unsafe fn bits(self, row: u32, column: u32) -> u32 {
+        debug_assert!(size_of::<T>() > 1, "elements that are read have 16 or 32 bits");
         let byte = column * size_of::<T>() as u32;
         let offset = row * 128 + (((byte / 16) ^ (row % 8)) << 4) + byte % 16;
         let from = arch::shared_offset(self.address, offset);

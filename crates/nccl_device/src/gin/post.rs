@@ -31,8 +31,13 @@ impl Release {
         Self { given: thread_scope(Scope::Sys), required: thread_scope(Scope::Sys) };
 
     /// Tells NCCL that the kernel has already released the writes at `scope`.
-    const fn by_kernel(scope: Scope) -> Self {
-        Self { given: thread_scope(scope), required: thread_scope(Scope::Gpu) }
+    const fn by_kernel(self, scope: Scope) -> Self {
+        Self { given: thread_scope(scope), ..self }
+    }
+
+    /// Tells NCCL to release the writes at `scope`.
+    const fn at(self, scope: Scope) -> Self {
+        Self { required: thread_scope(scope), ..self }
     }
 }
 
@@ -211,12 +216,14 @@ pub struct Put<'a, B> {
 }
 
 impl<B: GinBackend> Put<'_, B> {
-    /// Updates a signal of the peer after the data has arrived.
+    /// Updates a signal of the peer after the data has arrived. The signal does not release other
+    /// writes of the threads, unless [`release_at`](Self::release_at) asks for it.
     pub fn signal(self, action: SignalAction) -> Self {
         Self { action: Some(action), ..self }
     }
 
-    /// Increments a counter of this rank after the source has been read.
+    /// Increments a counter of this rank after the source has been read. It says nothing of earlier
+    /// puts.
     ///
     /// NCCL: `ncclGin_CounterInc`.
     #[doc(alias = "ncclGin_CounterInc")]
@@ -231,7 +238,15 @@ impl<B: GinBackend> Put<'_, B> {
     ///
     /// The writes to the source have been released at `scope`.
     pub unsafe fn released_to(self, scope: Scope) -> Self {
-        Self { release: Release::by_kernel(scope), ..self }
+        Self { release: self.release.by_kernel(scope), ..self }
+    }
+
+    /// Releases the earlier writes of the threads at `scope` before the put is sent. With
+    /// [`Scope::Sys`], a thread that acquires the put's [`signal`](Self::signal) sees all of them,
+    /// as after [`Gin::signal`]. Default: [`Scope::Gpu`], with which the signal says only that the
+    /// put's data has arrived. NCCL: `requiredRelease`.
+    pub fn release_at(self, scope: Scope) -> Self {
+        Self { release: self.release.at(scope), ..self }
     }
 
     /// Sends the put. The threads of `coop` call this together; the put includes their earlier
@@ -272,6 +287,11 @@ impl<B: GinBackend> PutValue<'_, B> {
     /// Updates a signal of the peer after the value has arrived.
     pub fn signal(self, action: SignalAction) -> Self {
         Self { action: Some(action), ..self }
+    }
+
+    /// Releases the earlier writes of the threads, as [`Put::release_at`] does.
+    pub fn release_at(self, scope: Scope) -> Self {
+        Self { release: self.release.at(scope), ..self }
     }
 
     /// Sends the value. The threads of `coop` call this together, with the same value.

@@ -15,9 +15,10 @@
 //!
 //! They take any [`ReduceOp`](cuda_std::reduce::ReduceOp) (from a multicast address only those that
 //! the switch executes, see [`MultimemReduce`]) and all twelve element types. Indices, counts and
-//! strides are in elements. Any index and count is allowed. If the addresses of sources and
-//! destinations are equal modulo 16, most elements move in 16-byte accesses, several in flight per
-//! thread, and the rest at both ends one by one. Otherwise all elements move one by one.
+//! strides are in elements. Any index and count is allowed, at multicast addresses with conditions
+//! for [elements of 8 and 16 bits](#small-elements-at-multicast-addresses). If the addresses of
+//! sources and destinations are equal modulo 16, most elements move in 16-byte accesses, several in
+//! flight per thread, and the rest at both ends one by one. Otherwise all elements move one by one.
 //!
 //! [`nccl`] has NCCL's own functions of this kind: sums only, but the same code that C++ kernels
 //! call.
@@ -28,6 +29,22 @@
 //! same bits. [`lsa_reduce_copy`] begins with this rank's part, so that ranks that reduce different
 //! elements at the same time read from different peers: let one rank reduce an element and copy the
 //! result to all. For multicast sources the switch chooses the order.
+//!
+//! # Small elements at multicast addresses
+//!
+//! The switch accesses whole 32-bit words. An element of 8 or 16 bits that moves by itself is
+//! therefore loaded from a multicast address together with the rest of its word, and stored by
+//! atomic updates of the word. So the functions with `multimem` in their names also need the
+//! following.
+//!
+//! * The copies have the whole word of the first element and that of the last one: let the length
+//!   of a window be a multiple of 4 bytes, an even number of `f16` or `bf16`.
+//! * Other threads and ranks access the word's other elements at the same time only by these
+//!   functions, and only at multicast addresses. So shares of [`multimem_reduce_copy`] may begin
+//!   and end anywhere, also if source and destination are the same range.
+//! * The other functions have one side that is not a multicast address. If source and destination
+//!   are the same range, address and length of each rank's share are multiples of 16 bytes, so that
+//!   no element moves by itself.
 //!
 //! # Safety model
 //!

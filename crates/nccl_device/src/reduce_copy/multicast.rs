@@ -22,7 +22,9 @@ pub trait MultimemReduce<Op>: Accumulate {
     ///
     /// # Safety
     ///
-    /// `from` is a multicast address, valid in all copies and aligned to the element.
+    /// `from` is a multicast address, valid in all copies and aligned to the element. The copies
+    /// have the whole 32-bit word of an element of 16 bits; other threads change the word only by
+    /// `store_one` at the same time.
     #[doc(hidden)]
     unsafe fn load(op: Op, from: *const Self) -> Self;
 
@@ -70,9 +72,11 @@ macro_rules! halves {
             unsafe fn load(op: Op, from: *const Self) -> Self {
                 let second = from.addr() % 4 / 2;
                 let both = from.wrapping_sub(second).cast::<[$type; 2]>();
-                // SAFETY: the caller's contract. The other half of the 32-bit word, whose sum is
-                // not used, is mapped too: GPU memory is mapped in pages of multiples of 4 bytes.
-                let both = unsafe { multimem::load_reduce(op, both) };
+                let (order, scope) = (Order::Relaxed, Scope::Sys);
+                // The load is atomic, as another thread may `store_one` to the other half, whose
+                // sum is not used.
+                // SAFETY: the caller's contract, by which the copies have the whole word.
+                let both = unsafe { multimem::load_reduce_ordered(op, both, order, scope) };
                 if second == 0 { both[0] } else { both[1] }
             }
 
@@ -92,7 +96,9 @@ halves!(f16 bf16);
 ///
 /// # Safety
 ///
-/// `to` is a multicast address, valid in all copies and aligned to the element.
+/// `to` is a multicast address, valid in all copies and aligned to the element. The copies have the
+/// whole 32-bit word of an element below 32 bits, and other threads access the word only by this
+/// function and [`MultimemReduce::load`] at the same time.
 #[track_caller]
 pub(super) unsafe fn store_one<T: Element>(to: *mut T, value: T) {
     // SAFETY: an element is plain old data of its size; the rest is the caller's contract.

@@ -71,7 +71,8 @@ impl<T: Accumulate> Sink<T> for ToMulticast<T> {
 ///
 /// Every thread of `threads` makes the same call. `src` is a multicast address, aligned to the
 /// element, that has `count` elements in each copy, which are not written at the same time; `dst`
-/// is valid for `count` writes, aligned, and not accessed by other threads.
+/// is valid for `count` writes, aligned, and not accessed by other threads. [Elements of 16
+/// bits](super#small-elements-at-multicast-addresses) have more conditions.
 #[doc(alias = "ncclMultimemReduceSum")]
 #[track_caller]
 pub unsafe fn multimem_reduce<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
@@ -99,7 +100,8 @@ pub unsafe fn multimem_reduce<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
 ///
 /// Every thread of `threads` makes the same call. `src` is valid for `count` reads, aligned, and
 /// not written at the same time; `dst` is a multicast address, aligned to the element, that has
-/// `count` elements in each copy, which other threads do not access.
+/// `count` elements in each copy, which other threads do not access. [Elements of 8 and 16
+/// bits](super#small-elements-at-multicast-addresses) have more conditions.
 #[doc(alias = "ncclMultimemCopy")]
 #[track_caller]
 pub unsafe fn multimem_copy<T: Accumulate>(
@@ -126,7 +128,8 @@ pub unsafe fn multimem_copy<T: Accumulate>(
 ///
 /// Every thread of `threads` makes the same call. `src` and `dst` are multicast addresses, aligned
 /// to the element, that have `count` elements in each copy. Other threads do not write the elements
-/// of `src` or access those of `dst` at the same time.
+/// of `src` or access those of `dst` at the same time. [Elements of 16
+/// bits](super#small-elements-at-multicast-addresses) have more conditions.
 #[doc(alias = "ncclMultimemReduceSumCopy")]
 #[track_caller]
 pub unsafe fn multimem_reduce_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(

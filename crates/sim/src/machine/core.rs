@@ -84,7 +84,11 @@ impl Core {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         let simulation = &shared.simulation;
         crate::gpu::nccl::install();
-        let memory = Rc::new(Memory::new(Races::new(simulation.races, simulation.weak)));
+        let memory = Rc::new(Memory::new(Races::new(
+            simulation.races,
+            simulation.weak,
+            simulation.seed.unwrap_or(0),
+        )));
         let gpus = Gpus::new(simulation, Rc::clone(&memory));
         let devices = (0..simulation.gpus).map(|_| Device::default()).collect();
         let default = |gpu| {

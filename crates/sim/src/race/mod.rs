@@ -44,7 +44,7 @@ pub(crate) use self::host::HostEvent;
 use self::host::Hosts;
 use self::memo::Memo;
 use self::ops::{EndedChains, OpInfo};
-pub(crate) use self::ops::{GridClock, OpAccess, Run, Sequence, Transfer};
+pub(crate) use self::ops::{GridClock, OpAccess, Releases, Run, Sequence, Transfer};
 pub(crate) use self::shadow::MAX_BLOCKS;
 use self::shadow::{Kind, NO_STAMP, NumberMap, PAGE, Shadow, Sites, Stamp, Word};
 use self::sync::{AtomicWord, Position, Release, acquires, includes, releases};
@@ -77,8 +77,8 @@ pub(crate) struct Races {
     hosts: Hosts,
     /// The stream operation that runs now.
     current: RefCell<Option<Run>>,
-    /// A counter that selects the access that a word forgets if it has too many.
-    turn: Cell<usize>,
+    /// Random numbers, which select the access that a word forgets if it has too many.
+    random: Cell<u64>,
     /// The number of asynchronous copies so far, modulo [`TOLD_APART`](shadow::TOLD_APART).
     copies: Cell<u8>,
     /// Old values of atomic words, if loads may see them.
@@ -115,8 +115,8 @@ fn bytes_of_word(at: usize, address: usize, end: usize) -> u8 {
 
 impl Races {
     /// Returns a detector; with `weak`, atomic loads may see old values.
-    pub(crate) fn new(on: bool, weak: bool) -> Self {
-        Self { on, weak, ..Self::default() }
+    pub(crate) fn new(on: bool, weak: bool, seed: u64) -> Self {
+        Self { on, weak, random: Cell::new(seed), ..Self::default() }
     }
 
     /// Returns whether `before` happened before `now`, an access by `who`.
@@ -319,18 +319,27 @@ impl Races {
 
     /// Adds an access to those of a word. If there is no place, it takes that of an atomic one, or
     /// else of a read, or else of any; an atomic access takes none of a weak one, which conflicts
-    /// with more.
+    /// with more. Of accesses that conflict with as many, a random one is forgotten, so that no
+    /// race is missed in all schedules.
     fn keep(&self, others: &mut [Stamp; 2], stamp: Stamp) {
         if stamp.is_none() {
             return;
         }
-        let turn = self.turn.get().wrapping_add(1);
-        self.turn.set(turn);
-        let mut places = [turn % 2, (turn + 1) % 2];
+        // The multiplier and the increment of Knuth's MMIX.
+        let random = self
+            .random
+            .get()
+            .wrapping_mul(0x5851_f42d_4c95_7f2d)
+            .wrapping_add(0x1405_7b7e_f767_814f);
+        self.random.set(random);
+        let first = (random >> 63) as usize;
+        let mut places = [first, 1 - first];
         let key = |other: Stamp| (!other.is_none(), other.is_weak(), other.kind().writes);
         places.sort_by_key(|at| key(others[*at]));
         let place = &mut others[places[0]];
-        if stamp.is_weak() || place.is_none() || !place.is_weak() {
+        let is_equal = !place.is_none() && key(*place) == key(stamp);
+        let forgets_stamp = is_equal && (random >> 61).is_multiple_of(4);
+        if !forgets_stamp && (stamp.is_weak() || place.is_none() || !place.is_weak()) {
             *place = stamp;
         }
     }

@@ -41,6 +41,16 @@ pub(crate) enum Transfer {
     Get,
 }
 
+/// What NCCL releases of a thread's writes before it posts a transfer of the thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Releases {
+    Nothing,
+    /// To the network, which reads them, and to the thread's GPU.
+    ToGpu,
+    /// Also to the peer, by the transfer's signal.
+    ToSystem,
+}
+
 /// A sequence of operations that end in order, such as a stream, and the clock of its end.
 pub(crate) struct Sequence {
     chain: Chain,
@@ -239,15 +249,22 @@ impl Races {
         Ok(())
     }
 
-    /// Posts a transfer of a thread. Returns what the thread knows and has done if the post
-    /// `releases`, and else what is visible to all.
-    pub(crate) fn post(&self, thread: &mut ThreadClock, releases: bool) -> Clock {
-        if !releases {
-            return thread.clock.visible_part();
+    /// Posts a transfer of a thread. Returns what the transfer's accesses come after, and what its
+    /// signal releases to the peer: what the thread knows and has done if the post releases at GPU
+    /// scope and at system scope, and else what is visible to all.
+    pub(crate) fn post(&self, thread: &mut ThreadClock, releases: Releases) -> [Clock; 2] {
+        let mut visible = thread.clock.visible_part();
+        if releases == Releases::Nothing {
+            return [visible.clone(), visible];
         }
         let clock = self.released(thread);
         thread.time += 1;
-        clock
+        if releases == Releases::ToSystem {
+            return [clock.clone(), clock];
+        }
+        // What the thread has read before it has been read: the transfer comes after it.
+        self.joins.pass(&mut visible, &clock);
+        [clock, visible]
     }
 
     /// Returns the identity of transfer `number` of a sequence, which a thread posted.
@@ -297,21 +314,14 @@ impl Races {
         add_release(found, &release, |clock, other| self.joins.join(clock, other));
     }
 
-    /// Records that the counter at `word` has counted a sequence's reads up to transfer `number`.
-    pub(crate) fn count(
-        &self,
-        memory: &dyn Registry,
-        word: usize,
-        sequence: &Sequence,
-        number: u64,
-    ) {
+    /// Records that the counter at `word` has counted `reads`.
+    pub(crate) fn count(&self, memory: &dyn Registry, word: usize, reads: &Clock) {
         if !self.on {
             return;
         }
         let word = self.shadow.canonical(word, memory);
         let mut words = self.words.borrow_mut();
-        let counted = words.entry(word).or_default().counted.get_or_insert_default();
-        self.joins.end(counted, sequence.chain, (number as u32).wrapping_add(1));
+        self.joins.join(words.entry(word).or_default().counted.get_or_insert_default(), reads);
     }
 
     /// Records that a thread reads a word that releases a clock.

@@ -47,7 +47,7 @@ pub fn slots(m: usize, n: usize) -> Option<u32> {
 ///
 /// The maps are those of `m x k`, `n x k` and `m x n` elements; `peers` is as
 /// [`PeerRegTiles::begin`] needs it. No kernel writes B.
-#[kernel(arch = "sm_90a", max_threads = 256, N = [2, 4, 8])]
+#[kernel(arch = "sm_90a", max_threads = 256, N = [2, 4, 8], requires(block.x == THREADS))]
 pub unsafe fn product_all_reduce_few<const N: usize>(
     comm: DevComm,
     a: GridConstant<TensorMap>,

@@ -51,7 +51,13 @@ cuda_std::arena! {
 ///
 /// The maps are those of `m x k`, `n x k` and `m x n` elements; the other arguments are as
 /// [`PeerTiles::new`] needs them. While it runs, no other kernel writes A or B or accesses C.
-#[kernel(arch = "sm_90a", max_threads = 384, cluster = 2, N = [2, 4, 8])]
+#[kernel(
+    arch = "sm_90a",
+    max_threads = 384,
+    cluster = 2,
+    N = [2, 4, 8],
+    requires(block.x == THREADS)
+)]
 pub unsafe fn product_all_reduce_wide<const N: usize>(
     comm: DevComm,
     a: GridConstant<TensorMap>,

@@ -339,7 +339,7 @@ fn a_grid_after_another_takes_over_its_warps() {
 #[test]
 fn more_blocks_than_the_detection_of_races_can_tell_apart_are_refused() {
     for (races, refused) in [(true, true), (false, false)] {
-        let memory = Rc::new(Memory::new(Races::new(races, false)));
+        let memory = Rc::new(Memory::new(Races::new(races, false, 0)));
         let gpus = Gpus::new(&Simulation::new(1).races(races), memory);
         let checked = gpus.check(&grid(0, MAX_BLOCKS + 1, 1, || {}));
         assert_eq!(matches!(checked, Err(Error::Launch { .. })), refused);

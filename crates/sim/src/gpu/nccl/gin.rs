@@ -29,6 +29,7 @@ use crate::base::error::Site;
 use crate::gpu::gpus::Gpus;
 use crate::gpu::ranks;
 use crate::gpu::thread::Thread;
+use crate::race::Releases;
 
 /// The bit in NCCL's back-end mask of PROXY, the simulated back end.
 const PROXY: u32 = 1 << 2;
@@ -224,8 +225,8 @@ struct Call<'a> {
     at: Site,
     gin: &'a GinComm,
     handle: Handle,
-    /// Whether an operation that it posts releases the thread's writes.
-    releases: bool,
+    /// What NCCL releases before it posts an operation.
+    releases: Releases,
 }
 
 impl<'a> Call<'a> {
@@ -245,7 +246,7 @@ impl<'a> Call<'a> {
         // SAFETY: the module's contract: the `GinComm` outlives the launch.
         let gin = unsafe { &*handle.gin };
         record_communicator(thread, &gin.gpus);
-        Self { thread, gpus: thread.gpus(), at, gin, handle, releases: true }
+        Self { thread, gpus: thread.gpus(), at, gin, handle, releases: Releases::ToSystem }
     }
 
     /// Returns the same call on another context.

@@ -23,6 +23,7 @@ use crate::base::layout::{RESOURCE_UNIT, STRIDE_UNIT};
 use crate::gpu::thread::{Thread, Wait};
 use crate::gpu::waits::{self, Until};
 use crate::memory::multicast::is_multicast;
+use crate::race::Releases;
 
 /// NCCL's session object, field by field.
 #[repr(C)]
@@ -251,7 +252,7 @@ impl Session {
 fn release(thread: &Thread, inbox: *const u32, order: i32) {
     if releases(order) {
         let (memory, mut clock) = (&thread.gpus().memory, thread.race.borrow_mut());
-        let known = memory.races.post(&mut clock, true);
+        let [known, _] = memory.races.post(&mut clock, Releases::ToSystem);
         memory.races.release_to(memory.as_ref(), inbox.addr(), thread.id().rank, known);
     }
 }

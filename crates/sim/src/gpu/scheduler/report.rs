@@ -69,7 +69,7 @@ impl Block {
                 threads: 0,
                 ids: Vec::new(),
                 what: what.clone(),
-                polled: if what.is_poll() { self.thread(tid).polled_memory() } else { None },
+                polled: self.thread(tid).polled(&what),
                 at,
             });
             waiter.threads += 1;
@@ -184,6 +184,20 @@ impl Thread {
             Wait::Spin { at, plain: false } => (Waiting::Spin, Some(at)),
             Wait::Spin { at, plain: true } => (Waiting::PlainSpin, Some(at)),
             Wait::Running => (Waiting::Computing, None),
+        })
+    }
+
+    /// Returns the memory that the thread polls in a wait, with its value, or the epoch of a line of
+    /// an LL all-to-all.
+    fn polled(&self, what: &Waiting) -> Option<String> {
+        let polled = if what.is_poll() { self.polled_memory()? } else { return None };
+        let Waiting::Messages { first, .. } = what else { return Some(polled) };
+        let WaitFor { kind, seen, wanted, .. } = *first;
+        Some(match polled.split_once(" is 0x") {
+            Some((line, _)) if kind == WaitKind::LlA2a => {
+                format!("{line} has epoch {seen}, not {wanted}")
+            }
+            _ => polled,
         })
     }
 

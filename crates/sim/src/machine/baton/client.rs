@@ -20,6 +20,8 @@ thread_local! {
 pub(crate) struct Client {
     shared: Arc<Shared>,
     id: ClientId,
+    /// The process that has attached the thread: in a child that it forks there is no machine.
+    process: u32,
     turn: Arc<Condvar>,
     /// The processors that this thread may run on between calls.
     allowed: Allowed,
@@ -43,7 +45,8 @@ impl Client {
         drop(turns);
         let (shared, allowed) = (Arc::clone(shared), Allowed::of_this_thread());
         let (gpu, operation) = Default::default();
-        let client = Self { shared, id, turn, allowed, gpu, operation };
+        let process = std::process::id();
+        let client = Self { shared, id, process, turn, allowed, gpu, operation };
         client.wait_for_turn(None);
         CURRENT.set(Some(client));
     }
@@ -128,6 +131,9 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        self.shared.remove(self.id);
+        // A thread that no child has may have held the machine's locks at the fork.
+        if self.process == std::process::id() {
+            self.shared.remove(self.id);
+        }
     }
 }

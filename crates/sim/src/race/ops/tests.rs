@@ -6,7 +6,7 @@ use crate::memory::{Allocation, GpuSet, Memory};
 
 #[test]
 fn a_sequence_continues_the_chain_of_a_dropped_one_whose_end_the_host_knows() {
-    let races = Races::new(true, false);
+    let races = Races::new(true, false, 0);
     let (first, ended) = races.as_host(ClientId::default(), Some(0), || {
         let sequence = races.host_sequence();
         let mut run = races.start(&sequence, 0, &races.host());
@@ -25,7 +25,7 @@ fn a_sequence_continues_the_chain_of_a_dropped_one_whose_end_the_host_knows() {
 
 #[test]
 fn more_operations_than_accesses_have_numbers_for_are_an_error() {
-    let memory = Rc::new(Memory::new(Races::new(true, false)));
+    let memory = Rc::new(Memory::new(Races::new(true, false, 0)));
     let words = Allocation::single(&memory, GpuSet::all(), 4, Owner::Buffer { id: 0, rank: 0 });
     let words = words.unwrap();
     let address = words.part(0).addr();

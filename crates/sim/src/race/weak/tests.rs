@@ -11,7 +11,7 @@ use crate::race::{Races, ThreadClock};
 
 #[test]
 fn memory_that_is_freed_has_no_old_values() {
-    let memory = Rc::new(Memory::new(Races::new(true, true)));
+    let memory = Rc::new(Memory::new(Races::new(true, true, 0)));
     let words = Allocation::single(&memory, GpuSet::all(), 8, Owner::Buffer { id: 0, rank: 0 });
     let words = words.unwrap();
     let (place, at) = ((words.part(0).addr(), 8, Space::Global), Location::caller());

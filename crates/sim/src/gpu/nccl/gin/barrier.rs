@@ -9,6 +9,7 @@ use crate::base::error::Site;
 use crate::gpu::nccl::caller;
 use crate::gpu::nccl::lsa_barrier::releases;
 use crate::gpu::thread::Thread;
+use crate::race::Releases;
 
 const NAME: &str = "a GIN barrier";
 
@@ -91,7 +92,8 @@ impl Session {
 
     /// Synchronises with the other ranks.
     pub(super) fn sync(&mut self, thread: &Thread, at: Site, order: i32, fence: i32) {
-        let call = Call::with(self.handle, thread, at).releasing(releases(order));
+        let released = if releases(order) { Releases::ToSystem } else { Releases::Nothing };
+        let call = Call::with(self.handle, thread, at).releasing(released);
         let order = call.order(order);
         // SAFETY: the coop is the one with which the session was opened.
         let (coop, rank) = unsafe { call.coop(&raw const self.coop) };
@@ -111,7 +113,8 @@ impl Session {
         };
         for (call, peer) in share().map(pair) {
             let world = call.peer(self.team, peer as i32);
-            call.increment(self.signal + self.team.rank as u32, world);
+            // Other back ends have no strong signals, and fence only if they are asked to.
+            call.increment(self.signal + self.team.rank as u32, world, fence & FENCE_PUT != 0);
         }
         for (call, peer) in share().map(pair) {
             let world = call.peer(self.team, peer as i32);

@@ -85,6 +85,8 @@ pub(super) struct Operation {
     pub(super) arguments: Rc<Arguments>,
     /// The clock of the thread that posted it, with the thread's own accesses.
     pub(super) known: Clock,
+    /// What its signal releases, but for its own accesses.
+    pub(super) released: Clock,
 }
 
 /// An operation in flight.
@@ -93,8 +95,9 @@ struct InFlight {
     operation: Operation,
     /// Operations before this number had been flushed when it was posted.
     flushed: u64,
-    /// The data read from its source.
+    /// The data read from its source, and the identity of this read.
     payload: Vec<u8>,
+    read: Option<OpId>,
     /// The time of the timeline when it was posted.
     posted_at: u64,
 }
@@ -142,6 +145,7 @@ impl Queue {
                 flight.operation.by.check(memory, from.addr(), bytes)?;
                 let op = flight.part_of(&self.reads, memory);
                 flight.access(memory, op, from.addr(), bytes, OpAccess::Read)?;
+                flight.read = Some(op);
                 flight.payload.reserve_exact(bytes);
                 // SAFETY: the module's contract; the vector has the capacity.
                 unsafe {
@@ -155,9 +159,12 @@ impl Queue {
         if let Some(counter) = flight.operation.counter {
             // SAFETY: the word is a counter's, in memory that lives as long as its communicator.
             unsafe { *counter = (*counter).wrapping_add(1) };
-            let known = memory.races.after(&flight.operation.known, &self.reads, flight.number);
-            memory.races.release_to(memory, counter.addr(), flight.rank(), known);
-            memory.races.count(memory, counter.addr(), &self.reads, flight.number);
+            // It counts its own read; earlier reads have ended only if they were flushed.
+            let races = &memory.races;
+            let known = flight.with_reads(races, &flight.operation.known, &self.reads, false);
+            races.release_to(memory, counter.addr(), flight.rank(), known);
+            let reads = flight.with_reads(races, &Clock::default(), &self.reads, false);
+            races.count(memory, counter.addr(), &reads);
         }
         self.sent.push_back(flight);
         Ok(())
@@ -198,11 +205,13 @@ impl Queue {
             // SAFETY: the module's contract. A word in a window is aligned, as its poster checked.
             unsafe { *word = (*word).wrapping_add(value) };
             let races = &memory.races;
+            // What has been delivered has been read.
+            let known = flight.with_reads(races, &operation.released, &self.reads, strong);
             let known = match strong {
-                true => races.after(&operation.known, sequence, *number),
+                true => races.after(&known, sequence, *number),
                 false => {
                     // If nothing was flushed, 0 minus 1 stands for no operation.
-                    let flushed = races.after(&operation.known, sequence, flushed.wrapping_sub(1));
+                    let flushed = races.after(&known, sequence, flushed.wrapping_sub(1));
                     races.after_op(&flushed, op)
                 }
             };
@@ -259,6 +268,14 @@ impl InFlight {
         let Operation { by: Poster { thread, at, releases, .. }, arguments, .. } = &self.operation;
         let by = (*thread, *releases);
         memory.races.transfer(sequence, self.number, transfer, by, (at, arguments))
+    }
+
+    /// Returns what is known after the read of its source, and after the earlier reads of the
+    /// queue: all of them, or those that were flushed when it was posted.
+    fn with_reads(&self, races: &Races, known: &Clock, reads: &Sequence, all: bool) -> Clock {
+        let earlier = if all { self.number } else { self.flushed.wrapping_sub(1) };
+        let known = races.after(known, reads, earlier);
+        self.read.map_or_else(|| known.clone(), |read| races.after_op(&known, read))
     }
 
     /// Checks an access against those of others.
@@ -351,7 +368,14 @@ impl Network {
         }
         let (number, flushed, payload) = (queue.next, queue.flushed, Vec::new());
         let posted_at = self.timeline.now();
-        queue.posted.push_back(InFlight { number, operation, flushed, payload, posted_at });
+        queue.posted.push_back(InFlight {
+            number,
+            operation,
+            flushed,
+            payload,
+            read: None,
+            posted_at,
+        });
         queue.next += 1;
     }
 

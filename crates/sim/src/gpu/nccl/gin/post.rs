@@ -15,6 +15,7 @@ use crate::gpu::nccl::view;
 use crate::gpu::ranks;
 use crate::gpu::thread::{Grid, Thread, Wait};
 use crate::gpu::waits::{self, Until};
+use crate::race::Releases;
 
 /// The signal of an operation, as specified by a function's parameters.
 #[derive(Clone, Copy)]
@@ -29,17 +30,26 @@ const SYSTEM: i32 = 0;
 
 impl Call<'_> {
     /// Returns the call of an operation whose kernel says at which scope it has released its writes
-    /// (`givenRelease`). Unless it is the system's scope, PROXY releases them itself.
-    fn given_release(self, scope: i32) -> Self {
-        self.releasing(scope != SYSTEM)
+    /// (`givenRelease`), and at which one they are to be released (`requiredRelease`). Unless the
+    /// kernel has done it at the system's scope, NCCL releases them. PROXY does so at that scope in
+    /// any case, but GDAKI and GPI only if it is required.
+    fn release(self, given: i32, required: i32) -> Self {
+        let releases = if required == SYSTEM { Releases::ToSystem } else { Releases::ToGpu };
+        self.releasing(if given == SYSTEM { Releases::Nothing } else { releases })
     }
 
-    /// Returns the call of an operation, before which NCCL releases the thread's writes if
-    /// `releases`.
-    pub(super) fn releasing(self, releases: bool) -> Self {
-        let order = if releases { Order::Release } else { Order::Relaxed };
+    /// Returns the call of an operation, before which NCCL releases the thread's writes.
+    pub(super) fn releasing(self, releases: Releases) -> Self {
+        let order = match releases {
+            Releases::Nothing => Order::Relaxed,
+            Releases::ToGpu | Releases::ToSystem => Order::Release,
+        };
         let changed = self.gpus.change_at(self.at).map_or(order, |change| change.order(order));
-        Self { releases: changed == Order::Release, ..self }
+        match (changed, releases) {
+            (Order::Release, Releases::Nothing) => Self { releases: Releases::ToSystem, ..self },
+            (Order::Release, _) => Self { releases, ..self },
+            _ => Self { releases: Releases::Nothing, ..self },
+        }
     }
 
     /// Returns the signal of a function with the parameter `is_signal` (NCCL's older functions).
@@ -194,10 +204,12 @@ impl Call<'_> {
         if to != self.thread.block().gpu {
             uses_peers.set(true);
         }
-        let by = Poster { kernel, grid: *id, thread, at: self.at, releases: self.releases };
+        let releases = self.releases != Releases::Nothing;
+        let by = Poster { kernel, grid: *id, thread, at: self.at, releases };
         let arguments = Rc::clone(&launch.arguments);
-        let known = self.gpus.memory.races.post(&mut self.thread.race.borrow_mut(), self.releases);
-        let operation = Operation { to, transfer, signal, counter, by, arguments, known };
+        let races = &self.gpus.memory.races;
+        let [known, released] = races.post(&mut self.thread.race.borrow_mut(), self.releases);
+        let operation = Operation { to, transfer, signal, counter, by, arguments, known, released };
         self.gpus.network.post(queue, operation);
         self.gpus.progress();
     }
@@ -237,9 +249,10 @@ impl Call<'_> {
         }
     }
 
-    /// Posts an increment of world rank `peer`'s signal `id`, with the default strength.
-    pub(super) fn increment(&self, id: u32, peer: u32) {
-        let signal = Signal::Indexed { id, strong: self.gin.strong, op: 0, arg: 1 };
+    /// Posts an increment of world rank `peer`'s signal `id`. If it `fences`, it has the default
+    /// strength, and else it is weak.
+    pub(super) fn increment(&self, id: u32, peer: u32, fences: bool) {
+        let signal = Signal::Indexed { id, strong: fences && self.gin.strong, op: 0, arg: 1 };
         // SAFETY: there is no window.
         let signal = unsafe { self.add(signal, peer) };
         self.post(peer, Transfer::Nothing, signal, None);
@@ -316,8 +329,8 @@ functions! {
         team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize,
         src_win: *mut c_void, src_offset: usize, bytes: usize, is_signal: bool, id: u32, op: i32,
         arg: u64, is_counter: bool, counter: u32, coop: *const CoopAny, _is_descriptor: bool,
-        _descriptor: *mut GinDescriptorSmem, given: i32, _required: i32
-    ) = "a put", call, coop => call.given_release(given).put(
+        _descriptor: *mut GinDescriptorSmem, given: i32, required: i32
+    ) = "a put", call, coop => call.release(given, required).put(
         (team, peer), (dst_win, dst_offset), (src_win, src_offset), bytes,
         call.legacy(is_signal, id, op, arg), is_counter.then_some(counter),
     );
@@ -325,8 +338,8 @@ functions! {
         team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize,
         src_win: *mut c_void, src_offset: usize, bytes: usize, is_signal: bool, id: u32, op: i32,
         arg: u64, is_counter: bool, counter: u32, coop: *const CoopAny, _is_descriptor: bool,
-        _descriptor: *mut GinDescriptorSmem, given: i32, _required: i32, _flags: u32
-    ) = "a put", call, coop => call.given_release(given).put(
+        _descriptor: *mut GinDescriptorSmem, given: i32, required: i32, _flags: u32
+    ) = "a put", call, coop => call.release(given, required).put(
         (team, peer), (dst_win, dst_offset), (src_win, src_offset), bytes,
         call.legacy(is_signal, id, op, arg), is_counter.then_some(counter),
     );
@@ -335,8 +348,8 @@ functions! {
         src_win: *mut c_void, src_offset: usize, bytes: usize, signal_type: i32,
         signal_win: *mut c_void, signal_offset: usize, id: u32, strong: bool, op: i32, arg: u64,
         is_counter: bool, counter: u32, coop: *const CoopAny, _is_descriptor: bool,
-        _descriptor: *mut GinDescriptorSmem, given: i32, _required: i32, _flags: u32, _segment: i32
-    ) = "a put", call, coop => call.given_release(given).put(
+        _descriptor: *mut GinDescriptorSmem, given: i32, required: i32, _flags: u32, _segment: i32
+    ) = "a put", call, coop => call.release(given, required).put(
         (team, peer), (dst_win, dst_offset), (src_win, src_offset), bytes,
         call.signal_of_type(signal_type, signal_win, signal_offset, id, strong, (op, arg)),
         is_counter.then_some(counter),
@@ -344,47 +357,47 @@ functions! {
     put_value(
         team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize, value: u64,
         size: usize, is_signal: bool, id: u32, op: i32, arg: u64, coop: *const CoopAny,
-        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, given: i32, _required: i32
-    ) = "a put of a value", call, coop => call.given_release(given).put_value(
+        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, given: i32, required: i32
+    ) = "a put of a value", call, coop => call.release(given, required).put_value(
         (team, peer), (dst_win, dst_offset), (value, size), call.legacy(is_signal, id, op, arg),
     );
     put_value_v2(
         team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize, value: u64,
         size: usize, is_signal: bool, id: u32, op: i32, arg: u64, coop: *const CoopAny,
-        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, given: i32, _required: i32,
+        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, given: i32, required: i32,
         _flags: u32
-    ) = "a put of a value", call, coop => call.given_release(given).put_value(
+    ) = "a put of a value", call, coop => call.release(given, required).put_value(
         (team, peer), (dst_win, dst_offset), (value, size), call.legacy(is_signal, id, op, arg),
     );
     put_value_v3(
         team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize, value: u64,
         size: usize, signal_type: i32, signal_win: *mut c_void, signal_offset: usize, id: u32,
         strong: bool, op: i32, arg: u64, coop: *const CoopAny, _is_descriptor: bool,
-        _descriptor: *mut GinDescriptorSmem, given: i32, _required: i32, _flags: u32
-    ) = "a put of a value", call, coop => call.given_release(given).put_value(
+        _descriptor: *mut GinDescriptorSmem, given: i32, required: i32, _flags: u32
+    ) = "a put of a value", call, coop => call.release(given, required).put_value(
         (team, peer), (dst_win, dst_offset), (value, size),
         call.signal_of_type(signal_type, signal_win, signal_offset, id, strong, (op, arg)),
     );
     signal(
         team: *const Team, peer: i32, is_signal: bool, id: u32, op: i32, arg: u64,
         coop: *const CoopAny, _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem,
-        given: i32, _required: i32
-    ) = "a signal", call, coop => call.given_release(given).signal_peer(
+        given: i32, required: i32
+    ) = "a signal", call, coop => call.release(given, required).signal_peer(
         team, peer, call.legacy(is_signal, id, op, arg),
     );
     signal_v2(
         team: *const Team, peer: i32, is_signal: bool, id: u32, op: i32, arg: u64,
         coop: *const CoopAny, _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem,
-        given: i32, _required: i32, _flags: u32
-    ) = "a signal", call, coop => call.given_release(given).signal_peer(
+        given: i32, required: i32, _flags: u32
+    ) = "a signal", call, coop => call.release(given, required).signal_peer(
         team, peer, call.legacy(is_signal, id, op, arg),
     );
     signal_v3(
         team: *const Team, peer: i32, signal_type: i32, signal_win: *mut c_void,
         signal_offset: usize, id: u32, strong: bool, op: i32, arg: u64, coop: *const CoopAny,
-        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, given: i32, _required: i32,
+        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, given: i32, required: i32,
         _flags: u32
-    ) = "a signal", call, coop => call.given_release(given).signal_peer(
+    ) = "a signal", call, coop => call.release(given, required).signal_peer(
         team, peer,
         call.signal_of_type(signal_type, signal_win, signal_offset, id, strong, (op, arg)),
     );
