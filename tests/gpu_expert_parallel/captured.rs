@@ -13,6 +13,16 @@ use crate::{FORMS, Memory, few, options};
 /// The most tokens of a rank.
 const MOST: usize = 3;
 
+/// What an error says about a capture with a first half only.
+const NOT_RECEIVED: &str = "what was sent in this capture is not received in it";
+
+/// Checks that a call fails with an error that contains `why`.
+#[track_caller]
+fn contains<T>(result: Result<T>, why: &str) {
+    let error = result.err().expect("the call is refused").to_string();
+    assert!(error.contains(why), "{error}");
+}
+
 /// The buffers of a step, and its batch.
 struct Lane {
     batch: Batch,
@@ -117,10 +127,13 @@ fn halves_are_in_one_capture(rank: &Rank) -> Result<()> {
         // A first half in a capture that has ended.
         let sent = {
             let mut sent = None;
-            drop(stream.capture(|| {
-                sent = Some(experts.start_combine(rows, stream)?);
-                Ok::<_, devcomm::Error>(())
-            })?);
+            contains(
+                stream.capture(|| {
+                    sent = Some(experts.start_combine(rows, stream)?);
+                    Ok::<_, devcomm::Error>(())
+                }),
+                NOT_RECEIVED,
+            );
             sent.unwrap()
         };
         refused(sent.receive(output, None), "has ended");
@@ -128,7 +141,8 @@ fn halves_are_in_one_capture(rank: &Rank) -> Result<()> {
         refused(again.map(drop), "has ended");
         drop(sent);
         // The tokens of a dispatch that was captured and not received are none of the last one.
-        drop(stream.capture(|| experts.start_dispatch(memory.tokens(0), stream).map(drop))?);
+        let half = || experts.start_dispatch(memory.tokens(0), stream).map(drop);
+        contains(stream.capture(half), NOT_RECEIVED);
         memory.output.fill_bytes(0xff)?;
         experts.combine(rows, output, None, stream)?;
         memory.check_output(&expected)?;
@@ -176,6 +190,189 @@ fn failed_captures_are_taken_back(rank: &Rank) -> Result<()> {
     }
     stream.synchronize()?;
     memories.iter().try_for_each(|memory| memory.check_output(&expected))
+}
+
+impl Memory {
+    /// Enqueues a dispatch and a group.
+    fn group(&self, count: usize) -> Result<()> {
+        self.experts.dispatch(self.tokens(count), &self.stream)?;
+        self.experts.group(&self.rows, &self.stream)
+    }
+
+    fn combine(&self) -> Result<()> {
+        self.experts.combine(&self.rows, &self.output, None, &self.stream)
+    }
+
+    /// Checks that the last combine was one of the first `count` tokens, and forgets its results.
+    fn require_results(&self, rank: &Rank, batch: &Batch, count: usize) -> Result<()> {
+        let expected = batch.combined(rank.rank(), None, |_| 1.0);
+        self.check_output(&expected[..count * batch.hidden])?;
+        self.output.fill_bytes(0xff)
+    }
+}
+
+/// Runs `f` with each form, a batch of 5 tokens in both ranks, and on several schedules.
+fn with_memory(name: &str, f: fn(&Rank, &Memory, &Batch) -> Result<()>) {
+    for seed in 1..4 {
+        Gpus::from(Simulation::new(2).multiprocessors(3).seed(seed)).run(name, |rank| {
+            let batch = Batch::new(64, 8, 2, &[5, 5], seed).routed(Routing::Random, seed);
+            for memory in Memory::of_each(rank, &batch, 5)? {
+                memory.write(rank, &batch)?;
+                f(rank, &memory, &batch)?;
+                memory.step(5)?;
+                memory.require_results(rank, &batch, 5)?;
+                memory.experts.check()?;
+            }
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn an_operation_continues_the_step_of_the_graph_that_was_launched_last() {
+    let name = "an_operation_continues_the_step_of_the_graph_that_was_launched_last";
+    with_memory(name, |rank, memory, batch| {
+        let Memory { experts, stream, rows, output, .. } = memory;
+        for [in_graph, before] in [[5, 2], [2, 5], [0, 5], [5, 0]] {
+            let graph = stream.capture(|| memory.group(in_graph))?;
+            memory.group(before)?;
+            (0..3).try_for_each(|_| graph.launch(stream))?;
+            memory.combine()?;
+            memory.require_results(rank, batch, in_graph)?;
+        }
+        experts.check()?;
+        // The rows of the last group have room for more than this.
+        let few = rows.slice(..2 * batch.hidden)?;
+        if experts.rows::<bf16>().is_err() {
+            let graph = stream.capture(|| memory.group(5))?;
+            experts.dispatch(memory.tokens(5), stream)?;
+            experts.group(&few, stream)?;
+            graph.launch(stream)?;
+            contains(experts.combine(&few, output, None, stream), "results has 128 elements");
+            memory.combine()?;
+            memory.require_results(rank, batch, 5)?;
+            contains(experts.check(), "room for 2");
+            let graph = stream.capture(|| {
+                experts.dispatch(memory.tokens(5), stream)?;
+                experts.group(&few, stream)
+            })?;
+            memory.group(5)?;
+            graph.launch(stream)?;
+            contains(experts.check(), "room for 2");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_graph_of_a_part_of_a_step_is_launched_only_after_the_rest() {
+    let name = "a_graph_of_a_part_of_a_step_is_launched_only_after_the_rest";
+    with_memory(name, |rank, memory, batch| {
+        let Memory { experts, stream, rows, .. } = memory;
+        let dispatch = |count| experts.dispatch(memory.tokens(count), stream);
+        let dispatches = stream.capture(|| dispatch(2))?;
+        contains(experts.group(rows, stream), "no tokens have been received");
+        drop(stream.capture(|| memory.group(2))?);
+        contains(memory.combine(), "in no order");
+        memory.group(2)?;
+        let combines = stream.capture(|| memory.combine())?;
+        for _ in 0..2 {
+            combines.launch(stream)?;
+            memory.require_results(rank, batch, 2)?;
+        }
+        dispatches.launch(stream)?;
+        let groups = stream.capture(|| experts.group(rows, stream))?;
+        let both = stream.capture(|| {
+            experts.group(rows, stream)?;
+            memory.combine()
+        })?;
+        contains(combines.launch(stream), "the last step is a dispatch of 2 tokens");
+        experts.group(rows, stream)?;
+        combines.launch(stream)?;
+        memory.require_results(rank, batch, 2)?;
+        memory.group(5)?;
+        for graph in [&groups, &combines, &both] {
+            contains(graph.launch(stream), "the last step is a dispatch of 5 tokens");
+        }
+        memory.combine()?;
+        memory.require_results(rank, batch, 5)?;
+        for _ in 0..2 {
+            dispatches.launch(stream)?;
+            both.launch(stream)?;
+            memory.require_results(rank, batch, 2)?;
+            groups.launch(stream)?;
+            combines.launch(stream)?;
+            memory.require_results(rank, batch, 2)?;
+        }
+        if experts.rows::<bf16>().is_err() {
+            dispatch(2)?;
+            experts.group(&rows.slice(..rows.len() - batch.hidden)?, stream)?;
+            contains(
+                combines.launch(stream),
+                "the last step is a dispatch of 2 tokens and a group",
+            );
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn what_is_sent_in_a_graph_is_received_in_it_and_nothing_is_on_its_way_at_its_launch() {
+    let name = "what_is_sent_in_a_graph_is_received_in_it_and_nothing_is_on_its_way_at_its_launch";
+    with_memory(name, |rank, memory, batch| {
+        let Memory { experts, stream, rows, output, .. } = memory;
+        let graph = stream.capture(|| {
+            // The next operation receives what was sent first.
+            drop(experts.start_dispatch(memory.tokens(2), stream)?);
+            experts.group(rows, stream)?;
+            experts.start_combine(rows, stream)?.receive(output, None)
+        })?;
+        memory.group(5)?;
+        let half = || experts.start_combine(rows, stream).map(drop);
+        contains(stream.capture(half), NOT_RECEIVED);
+        let half = || experts.start_dispatch(memory.tokens(2), stream).map(drop);
+        contains(stream.capture(half), NOT_RECEIVED);
+        memory.combine()?;
+        memory.require_results(rank, batch, 5)?;
+        let returning = experts.start_combine(rows, stream)?;
+        contains(graph.launch(stream), "on their way");
+        returning.receive(output, None)?;
+        memory.require_results(rank, batch, 5)?;
+        let sent = experts.start_dispatch(memory.tokens(5), stream)?;
+        contains(graph.launch(stream), "on their way");
+        sent.receive()?;
+        for _ in 0..2 {
+            graph.launch(stream)?;
+            memory.require_results(rank, batch, 2)?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn steps_in_a_fork_of_a_capture_are_its_graphs_and_those_on_other_streams_are_not() {
+    let name = "steps_in_a_fork_of_a_capture_are_its_graphs_and_those_on_other_streams_are_not";
+    with_memory(name, |rank, memory, batch| {
+        let Memory { experts, stream, rows, output, .. } = memory;
+        let (fork, free) = (rank.stream()?, rank.stream()?);
+        let (begun, ended) = (rank.context().event()?, rank.context().event()?);
+        stream.synchronize()?;
+        let graph = stream.capture(|| {
+            stream.record(&begun)?;
+            fork.wait_event(&begun)?;
+            experts.dispatch(memory.tokens(2), &fork)?;
+            experts.dispatch(memory.tokens(5), &free)?;
+            experts.group(rows, &fork)?;
+            fork.record(&ended)?;
+            experts.group(rows, &free)?;
+            stream.wait_event(&ended)
+        })?;
+        experts.combine(rows, output, None, &free)?;
+        memory.require_results(rank, batch, 5)?;
+        graph.launch(&free)?;
+        memory.combine()?;
+        memory.require_results(rank, batch, 2)
+    });
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Tests of operations of no elements, and of buffers that overlap or do not fit.
 
 use devcomm::{
-    AllGatherGemm, Buffer, Collectives, Communicator, DeviceSlice, Error, F8E4M3, Gemm,
-    GemmAllReduce, GemmReduceScatter, GroupedGemm, Parts, Rank, ReduceOp, Result, RowGroups,
-    Signal, Simulation, Stream, WaitSignalDesc, group,
+    AllGatherGemm, Buffer, Collectives, CollectivesOptions, CommConfig, Communicator, DeviceSlice,
+    Error, F8E4M3, Gemm, GemmAllReduce, GemmReduceScatter, GroupedGemm, Parts, Rank, ReduceOp,
+    Result, RowGroups, Signal, Simulation, Stream, WaitSignalDesc, group,
 };
 use devcomm_testing::machines::{Gpus, on_gpus};
 use half::bf16;
@@ -299,6 +299,44 @@ fn exchanges_of_other_lengths_are_refused() {
             let message = refused.err().map(|error| error.to_string()).unwrap_or_default();
             assert!(message.contains(reason), "{message}");
         }
+        Ok(())
+    });
+}
+
+/// To a `Collectives`, a window of another communicator is as other memory: kernels would take the
+/// ranks of that one for its own.
+#[test]
+fn windows_of_another_communicator_are_as_other_memory() {
+    on_gpus("windows_of_another_communicator_are_as_other_memory", 4, |rank| {
+        let (world, stream, me) = (rank.communicator()?, rank.stream()?, rank.rank());
+        let half = world.split(Some(me as i32 / 2), 0, &CommConfig::new())?.unwrap();
+        let options = CollectivesOptions::new().lamport_bytes(512).push_blocks(2);
+        let of_half = half.window::<f32>(4000)?;
+        let of_world = world.window::<f32>(4000)?;
+        stream.fill(&of_world, me as f32)?;
+        rank.barrier()?;
+        if me >= 2 {
+            // Ranks 0 and 1 have no part in it.
+            let own = of_world.slice(half.rank() * 2000..(half.rank() + 1) * 2000)?;
+            let collectives = options.build(&half)?;
+            collectives.all_gather(&own, &of_world, &stream)?;
+            collectives.reduce_scatter(&of_world, &own, ReduceOp::Sum, &stream)?;
+        }
+        stream.synchronize()?;
+        rank.barrier()?;
+        let mut all = [0.0; 4000];
+        stream.copy_to_host(&of_world, &mut all)?;
+        let expected = |i: usize| match (me, i / 2000) {
+            (0 | 1, _) => me as f32,
+            (_, half_of) if half_of == half.rank() => 4.0 + 2.0 * half_of as f32,
+            (_, other) => 2.0 + other as f32,
+        };
+        assert!((0..4000).all(|i| all[i] == expected(i)), "rank {me}: {} {}", all[0], all[2000]);
+        let collectives = options.build(world)?;
+        stream.fill(&of_half, 1.0)?;
+        collectives.all_reduce(&of_half, &of_half, ReduceOp::Sum, &stream)?;
+        stream.copy_to_host(&of_half, &mut all)?;
+        assert_eq!(all, [4.0; 4000]);
         Ok(())
     });
 }

@@ -44,7 +44,8 @@ impl Benchmark for Launch {
                 ("cooperative, dependent", config.with_dependent()),
             ] {
                 let (dev_comm, input) = (&dev_comm, call.send.device_address());
-                let (output, first) = Window::<u8>::containing(&call.recv).context("no window")?;
+                let (output, first) =
+                    Window::<u8>::containing(&call.recv, harness.comm).context("no window")?;
                 let work = move || {
                     let launch = push_exchange::args(dev_comm, input, &output, first, messages);
                     // SAFETY: the windows have a vector for each rank, and outlive the launches,

@@ -1,6 +1,6 @@
 //! Checks of arguments: errors name what the kernels do not support.
 
-use devcomm_host::{Buffer, Context, DeviceSlice, Element, Error, Result, Window};
+use devcomm_host::{Buffer, Communicator, Context, DeviceSlice, Element, Error, Result, Window};
 
 /// Returns an [`Error::InvalidInput`] with this text if a condition holds.
 macro_rules! refuse_if {
@@ -79,12 +79,15 @@ pub(crate) fn address_apart<T, U>(
     Ok(at)
 }
 
-/// Returns the window that a buffer is in, with elements `W`, and the buffer's first index there.
+/// Returns the window of a communicator that a buffer is in, with elements `W`, and the buffer's
+/// first index there.
 pub(crate) fn window<W: Element, T: Element>(
     what: &str,
     slice: &DeviceSlice<T>,
+    comm: &Communicator,
 ) -> Result<(Window<W>, usize)> {
-    Window::containing(slice).map_or_else(|| refuse(format!("{what} is in no window")), Ok)
+    let refused = || refuse(format!("{what} is in no window of this communicator"));
+    Window::containing(slice, comm).map_or_else(refused, Ok)
 }
 
 /// Returns the rows of each rank, if the ranks can share `m` rows equally.

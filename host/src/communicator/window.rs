@@ -81,8 +81,11 @@ struct Inner {
 
 impl Inner {
     /// Returns the index of a slice's first element, in elements `T`, if it is at a multiple of
-    /// their size.
-    fn index_of<T, U>(&self, slice: &DeviceSlice<U>) -> Option<usize> {
+    /// their size, and the window is one of this communicator.
+    fn index_of<T, U>(&self, slice: &DeviceSlice<U>, comm: &Communicator) -> Option<usize> {
+        if !self.communicator.is(comm) {
+            return None;
+        }
         // Callers pass slices that this window owns, which begin in it.
         let bytes = usize::try_from(slice.device_address() - self.address).ok()?;
         bytes.is_multiple_of(size_of::<T>()).then_some(bytes / size_of::<T>())
@@ -350,21 +353,25 @@ impl<T: Element> Window<T> {
         self.inner.handle()
     }
 
-    /// Returns the window that a slice was made from, with elements `T`, and the index in it of the
-    /// slice's first element. `None` for memory that is in no window, or not at a multiple of `T`'s
-    /// size.
+    /// Returns the window of `comm` that a slice was made from, with elements `T`, and the index in
+    /// it of the slice's first element. `None` for memory that is in no window of this
+    /// communicator, with whose ranks a kernel would take those of another, or not at a multiple of
+    /// `T`'s size.
     #[must_use]
-    pub fn containing<U: Element>(slice: &DeviceSlice<U>) -> Option<(Self, usize)> {
+    pub fn containing<U: Element>(
+        slice: &DeviceSlice<U>,
+        comm: &Communicator,
+    ) -> Option<(Self, usize)> {
         let inner = slice.keep_alive()?.downcast::<Inner>().ok()?;
-        let index = inner.index_of::<T, U>(slice)?;
+        let index = inner.index_of::<T, U>(slice, comm)?;
         let len = inner.bytes / size_of::<T>();
         Some((Self { inner, len, element: PhantomData }, index))
     }
 
     /// Returns the index of [`containing`](Self::containing) alone.
     #[must_use]
-    pub fn index_of<U: Element>(slice: &DeviceSlice<U>) -> Option<usize> {
-        slice.owner()?.downcast_ref::<Inner>()?.index_of::<T, U>(slice)
+    pub fn index_of<U: Element>(slice: &DeviceSlice<U>, comm: &Communicator) -> Option<usize> {
+        slice.owner()?.downcast_ref::<Inner>()?.index_of::<T, U>(slice, comm)
     }
 
     /// Returns a reference that keeps the window registered.

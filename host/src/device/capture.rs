@@ -1,10 +1,14 @@
 //! The objects that captured operations use, and that the graph must keep alive.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use super::abort::AbortFlag;
+use super::context::Context;
+use super::enqueues::Target;
 use super::issuer::{Issuer, KeepAlive, Owner};
 use super::order::LastOperations;
+use super::stream::Stream;
+use crate::error::Result;
 
 /// What the operations captured so far use.
 #[derive(Default)]
@@ -21,18 +25,16 @@ pub(crate) struct Capture {
     pub(super) launches: bool,
     /// The operations that are ordered.
     pub(super) last_operations: LastOperations,
-    pub(super) outcome: Outcome,
+    pub(super) followed: Vec<Followed>,
 }
 
-/// Whether the capture has become a graph: empty until it has ended.
-#[derive(Default)]
-pub(crate) struct Outcome(pub(super) Arc<OnceLock<bool>>);
-
-impl Drop for Outcome {
-    fn drop(&mut self) {
-        // It is set already if there is a graph.
-        let _ = self.0.set(false);
-    }
+/// What the host knows of an object changes as its captured operations run.
+pub(super) struct Followed {
+    /// Fails if the capture must not end here.
+    pub(super) may_end: Box<dyn Fn() -> Result<()> + Send>,
+    /// Fails if the graph must not be launched now.
+    pub(super) may_launch: Box<dyn Fn() -> Result<()> + Send>,
+    pub(super) is_launched: Box<dyn Fn() + Send>,
 }
 
 impl Capture {
@@ -47,5 +49,37 @@ impl Capture {
             self.owners.push(Arc::clone(owner));
         }
         self.kept.extend(kept);
+    }
+}
+
+impl Stream {
+    /// Returns the number of this thread's capture, as [`capture_id`](Self::capture_id) does, if
+    /// the stream's work goes to its graph.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`is_capturing`](Self::is_capturing).
+    #[doc(hidden)]
+    pub fn own_capture_id(&self) -> Result<Option<u64>> {
+        let Some(id) = self.context().with_capture(|capture| capture.id) else { return Ok(None) };
+        Ok(if self.target()? == Target::Graph { id } else { None })
+    }
+}
+
+impl Context {
+    /// Adds to this thread's capture what follows the operations of an object, which are
+    /// [ordered](super::StreamOrder). The capture fails if `may_end` does when it ends. Each launch
+    /// of the graph calls `may_launch` before it enqueues anything, and fails with its error, and
+    /// `is_launched` after it, both within its [`Turn`](super::Turn).
+    #[doc(hidden)]
+    pub fn follow_capture(
+        &self,
+        may_end: impl Fn() -> Result<()> + Send + 'static,
+        may_launch: impl Fn() -> Result<()> + Send + 'static,
+        is_launched: impl Fn() + Send + 'static,
+    ) {
+        let (may_end, may_launch) = (Box::new(may_end), Box::new(may_launch));
+        let followed = Followed { may_end, may_launch, is_launched: Box::new(is_launched) };
+        self.with_capture(|capture| capture.followed.push(followed));
     }
 }

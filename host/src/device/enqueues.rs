@@ -6,7 +6,6 @@
 //! calls of other threads that may have checked before.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
@@ -144,14 +143,6 @@ impl Context {
         let mut state = self.enqueues().state.lock();
         let (thread, capture) = state.capture.as_mut()?;
         (*thread == thread::current().id()).then(|| f(capture))
-    }
-
-    /// Returns, while this thread captures, the cell that is set when the capture ends: to whether
-    /// it has become a graph.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn becomes_graph(&self) -> Option<Arc<OnceLock<bool>>> {
-        self.with_capture(|capture| Arc::clone(&capture.outcome.0))
     }
 
     /// Returns whether a stream is captured, by any thread.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::abort::AbortFlag;
-use super::capture::Capture;
+use super::capture::{Capture, Followed};
 use super::context::Context;
 use super::holds::OwnHold;
 use super::in_group::refuse_inside;
@@ -69,6 +69,7 @@ struct Exec {
     kernel_communicators: Vec<Arc<dyn Issuer>>,
     /// The objects whose operations it has, for the order of its launches.
     orders: Vec<Arc<order::Inner>>,
+    followed: Vec<Followed>,
     _owners: Vec<Arc<dyn Owner>>,
     /// The memory, windows and operators that the operations use.
     _kept: Vec<KeepAlive>,
@@ -87,8 +88,9 @@ impl Stream {
     /// # Errors
     ///
     /// Those of `f`; [`Error::InvalidInput`] for the default stream; [`StateError::Capturing`]
-    /// inside another capture; [`StateError::InGroup`] inside a group; the driver's error, when an
-    /// operation cannot be captured.
+    /// inside another capture; [`StateError::InGroup`] inside a group; [`Error::InvalidInput`] when
+    /// only the first half of an operation was captured; the driver's error, when an operation
+    /// cannot be captured.
     pub fn capture<E: From<Error>>(&self, f: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         refuse_inside("a capture")?;
         let context = self.context();
@@ -122,6 +124,9 @@ impl OpenCapture<'_> {
 
     fn close(mut self) -> Result<Graph> {
         let context = self.stream.context();
+        let followed = context.with_capture(|own| std::mem::take(&mut own.followed));
+        let followed = followed.unwrap_or_default();
+        followed.iter().try_for_each(|followed| (followed.may_end)())?;
         context.cuda().bind()?;
         // If this fails, the capture has ended too.
         self.has_begun = false;
@@ -140,6 +145,7 @@ impl OpenCapture<'_> {
             kernels,
             kernel_communicators,
             orders: capture.last_operations.objects(),
+            followed,
             _owners: owners.clone(),
             _kept: kept,
             _hold: holds.then_some(hold),
@@ -148,7 +154,6 @@ impl OpenCapture<'_> {
         let inner = Arc::new(Inner { life, exec, context: context.clone(), len });
         let resource: Arc<dyn Resource> = Arc::clone(&inner) as _;
         owners.iter().for_each(|owner| owner.adopt(Arc::downgrade(&resource)));
-        let _ = capture.outcome.0.set(true);
         Ok(Graph { inner, _not_sync: PhantomData })
     }
 }
@@ -172,7 +177,8 @@ impl Graph {
     ///
     /// [`StateError::Closed`]; [`StateError::CommunicatorEnded`]; [`StateError::Capturing`];
     /// [`LaunchError::Refused`] when the device communicator of a kernel in it was aborted or
-    /// closed; [`Error::InvalidInput`] for a stream of another context;
+    /// closed; [`Error::InvalidInput`] for a stream of another context, and if the last operations
+    /// of an object are not those that the graph's operations of it continue;
     /// [`WorldError::RankLost`](crate::WorldError::RankLost); the driver's errors.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         let context = &self.inner.context;
@@ -201,6 +207,7 @@ impl Graph {
             true => None,
             false => {
                 let turn = context.turn()?;
+                exec.followed.iter().try_for_each(|followed| (followed.may_launch)())?;
                 context.take_turn(&exec.orders, stream)?;
                 Some(turn)
             }
@@ -211,6 +218,7 @@ impl Graph {
         // that kernels may use; other arguments are the contract of the captured launches.
         unsafe { exec.handle.launch(stream.handle()) }
             .inspect_err(|error| stream.context().mark_reported(error))?;
+        exec.followed.iter().for_each(|followed| (followed.is_launched)());
         for communicator in &exec.communicators {
             stream.register_communicator(Arc::clone(communicator));
         }

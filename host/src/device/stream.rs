@@ -225,7 +225,7 @@ impl Stream {
 
     /// Returns where the stream's work goes. The graph of another library then holds what it may
     /// use.
-    fn target(&self) -> Result<Target> {
+    pub(super) fn target(&self) -> Result<Target> {
         let context = self.context();
         if self.is_default() || !self.inner().may_be_captured() {
             return Ok(Target::Gpu);

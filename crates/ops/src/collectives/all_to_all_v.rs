@@ -75,7 +75,7 @@ impl Collectives {
         let (longest, request) = self.short_messages(workspace, &sides);
         let (used, plan) = (request.slots.unwrap_or(0), request.model().plan);
         let is_long = |bytes: usize| bytes > longest;
-        let window = Window::<u8>::containing(&recv.slice);
+        let window = Window::<u8>::containing(&recv.slice, &self.communicator);
         let number = window.as_ref().map(|(window, _)| window.number());
         self.compare_counts::<T>([sent, received], number, longest)?;
         let _turn = self.order.begin(stream)?;
@@ -152,7 +152,7 @@ impl Collectives {
         if !self.has_long(sides, longest) {
             return short.model();
         }
-        let has_window = Window::<u8>::containing(&sides[1].slice).is_some();
+        let has_window = Window::<u8>::containing(&sides[1].slice, &self.communicator).is_some();
         let push = has_window.then(|| workspace.plan(Algorithm::Push, room::PUSH_EXCHANGE_V));
         Request { push, ..Request::by_nccl(AllToAll, NOT_IN_WINDOW) }.model()
     }

@@ -48,6 +48,12 @@ impl<'a, T: Element> Call<'a, T> {
         Ok(Self { by, kind, send: Some(send), recv, root: 0, reduction })
     }
 
+    /// Returns the index of a buffer in a window of the communicator, if it is in one. To kernels,
+    /// a window of another communicator is as other memory: its ranks are others.
+    pub(super) fn index_in_window(&self, buffer: &DeviceSlice<T>) -> Option<usize> {
+        Window::<T>::index_of(buffer, &self.by.communicator)
+    }
+
     /// Returns whether the message is not empty, lengths match, and buffers overlap only in place.
     fn is_valid(&self, rank: usize, ranks: usize) -> bool {
         let (send, recv) = (self.send.map(DeviceSlice::len), self.recv.len());

@@ -75,7 +75,7 @@ impl<T: Element> Call<'_, T> {
         let is_aligned = (of_all | self.recv.device_address()).is_multiple_of(16);
         // A root that pushes to several peers takes longer than NCCL, where ranks pass data on.
         let is_pushed = ranks == 2 || !is_broadcast;
-        let pushes = is_pushed && is_aligned && Window::<u8>::index_of(self.recv).is_some();
+        let pushes = is_pushed && is_aligned && self.index_in_window(self.recv).is_some();
         let message = (bytes, lamport_exchange::slots(bytes));
         let nccl =
             if is_pushed { NOT_IN_WINDOW } else { "as the message is too long for one step" };
@@ -121,7 +121,8 @@ impl<T: Element> Call<'_, T> {
                 }
             };
         }
-        let (output, first) = window::<u8, T>("the buffer to receive in", self.recv)?;
+        let (output, first) =
+            window::<u8, T>("the buffer to receive in", self.recv, &self.by.communicator)?;
         // Only the root of a broadcast gets here with such an input, and sends its output instead.
         if let Some(send) = self.send.filter(|_| !input.is_multiple_of(16)) {
             stream.copy(send, self.recv)?;

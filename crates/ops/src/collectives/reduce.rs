@@ -76,7 +76,8 @@ impl<T: Element> Call<'_, T> {
             (Some(KernelReduction::Floats(reduction)), AllReduce) => reduction,
             (Some(KernelReduction::Floats(_)), _) => {
                 let is_aligned = (addresses | bytes as u64).is_multiple_of(16);
-                let pulls = is_aligned && send.and_then(Window::<T>::index_of).is_some();
+                let pulls =
+                    is_aligned && send.is_some_and(|send| self.index_in_window(send).is_some());
                 return Request {
                     pull: pulls.then(|| workspace.plan(Algorithm::Pull, room::PULL_REDUCE_SCATTER)),
                     ..short(vectors, room::LAMPORT_REDUCE_SCATTER)
@@ -99,12 +100,12 @@ impl<T: Element> Call<'_, T> {
         let most =
             rows.map_or(usize::MAX, |rows| (rows * most_blocks * short.most_threads) as usize);
         let is_short = vectors <= options.all_reduce_slots(ranks).min(most);
-        let pushes = addresses.is_multiple_of(16) && Window::<T>::index_of(recv).is_some();
+        let pushes = addresses.is_multiple_of(16) && self.index_in_window(recv).is_some();
         // `lsa_allreduce` adds elements without factors, in buffers that begin where their windows
         // do.
         let ReductionArgs { operator, input, output } = reduction;
         let is_sum = (operator, input, output) == (Reduction::SUM, 1.0, 1.0);
-        let begins = |buffer| Window::<T>::index_of(buffer) == Some(0);
+        let begins = |buffer| self.index_in_window(buffer) == Some(0);
         let pulls = pushes && is_sum && send.is_some_and(begins) && begins(recv);
         Request {
             slots: is_short.then_some(vectors as u32),
@@ -137,7 +138,8 @@ impl<T: Element> Call<'_, T> {
         let (Some(send), Some(by_kernel)) = (self.send, by_kernel) else {
             return refuse(UNREDUCED);
         };
-        let (recv, ranks) = (self.recv, self.by.communicator.n_ranks());
+        let (recv, comm) = (self.recv, &self.by.communicator);
+        let ranks = comm.n_ranks();
         let (input, output, count) = (send.device_address(), recv.device_address(), recv.len());
         let (target, config) = (self.by.compiled.on(stream), options.config(plan));
         let reduction = match by_kernel {
@@ -165,12 +167,12 @@ impl<T: Element> Call<'_, T> {
                     kernels::lamport_reduce_scatter::<Float>::launch(short, config, &target)
                 }
                 (ReduceScatter, ..) => {
-                    let (window, first) = window::<Float, T>("the buffer to send", send)?;
+                    let (window, first) = window::<Float, T>("the buffer to send", send, comm)?;
                     let args = (dev_comm, &window, first, send.len(), output, reduction);
                     kernels::pull_reduce_scatter::<Float>::launch(args, config, &target)
                 }
                 (_, Algorithm::Push, _) => {
-                    let (window, first) = window::<Float, T>("the buffer to receive in", recv)?;
+                    let (window, first) = window::<Float, T>("the buffer to receive in", recv, comm)?;
                     let (is_long, chunk) = pushed(send.byte_len(), ranks, plan.blocks);
                     let config = if is_long { options.independent(plan) } else { config };
                     let args = (
@@ -179,8 +181,8 @@ impl<T: Element> Call<'_, T> {
                     kernels::push_allreduce::<Float>::launch(args, config, &target)
                 }
                 (_, Algorithm::Pull, _) => {
-                    let (from, _) = window::<Float, T>("the buffer to send", send)?;
-                    let (to, _) = window::<Float, T>("the buffer to receive in", recv)?;
+                    let (from, _) = window::<Float, T>("the buffer to send", send, comm)?;
+                    let (to, _) = window::<Float, T>("the buffer to receive in", recv, comm)?;
                     // The kernel does not wait for the previous one, so it is no dependent launch.
                     let (config, args) = (options.independent(plan), (dev_comm, &from, &to, count));
                     kernels::lsa_allreduce::<Float>::launch(args, config, &target)

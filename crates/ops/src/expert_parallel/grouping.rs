@@ -4,7 +4,8 @@ use devcomm_kernels::expert_parallel::ep_layout::{Grouped, GroupedArgs};
 use devcomm_kernels::expert_parallel::{Received, SCALED};
 
 use super::form::RowsInOrder;
-use super::{ExpertParallel, Last, MANY_THREADS, Stage, THREADS, shape_args};
+use super::steps::{Last, Place, Stage};
+use super::{ExpertParallel, MANY_THREADS, THREADS, shape_args};
 use crate::RowGroups;
 use crate::prelude::*;
 
@@ -29,7 +30,7 @@ impl ExpertParallel {
     pub fn rows<T: Element>(&self) -> Result<DeviceSlice<T>> {
         let rows = self.form.arrivals()?.device_slice();
         self.require_type::<T>()?;
-        Ok(window::<T, _>("the memory of rows", &rows)?.0.device_slice())
+        Ok(window::<T, _>("the memory of rows", &rows, &self.communicator)?.0.device_slice())
     }
 
     fn require_type<T: Element>(&self) -> Result<()> {
@@ -90,8 +91,9 @@ impl ExpertParallel {
     ) -> Result<()> {
         self.require_type::<T>()?;
         self.end_flight()?;
+        let place @ Place { last, .. } = self.place(stream)?;
         refuse_if!(
-            self.last.get().stage == Stage::Begin,
+            last.stage == Stage::Begin,
             "no tokens have been received: `dispatch` does that"
         );
         let (hidden, most) = (self.options.hidden, self.most_rows());
@@ -106,18 +108,21 @@ impl ExpertParallel {
             let (context, name) = (self.communicator.context(), "the scales of the rows");
             address_apart(context, name, scales, [capacity, hidden / SCALED], to)
         })?;
-        let _turn = self.begin(stream)?;
-        let rows = RowsInOrder { rows: at, scales, capacity: capacity as u32 };
+        let _turn = self.begin(place, stream)?;
+        let (grouped, tokens) = (capacity, last.tokens as u32);
+        let rows = RowsInOrder { rows: at, scales, capacity: capacity as u32, tokens };
         self.form.group(self, rows, stream)?;
-        self.set_last(Last { stage: Stage::Grouped, grouped: capacity, ..self.last.get() });
-        self.least_room.set(self.least_room.get().min(capacity));
+        let least_room = last.least_room.min(capacity);
+        let last = Last { stage: Stage::Grouped, grouped, least_room, ..last };
+        self.record(place, Some(Stage::Received), last);
         Ok(())
     }
 
-    /// Returns an estimate of the tokens of all ranks, for the grid of kernels that work with any.
-    pub(super) fn expected_tokens(&self) -> u32 {
+    /// Returns an estimate of the tokens of all ranks, of which this one has `own`, for the grid of
+    /// kernels that work with any.
+    pub(super) fn expected_tokens(&self, own: u32) -> u32 {
         let ranks = self.communicator.n_ranks() as u32;
-        (self.last.get().tokens.max(1) as u32).saturating_mul(ranks)
+        own.max(1).saturating_mul(ranks)
     }
 
     /// Returns the memory of rows in the order of the experts as an argument. `returns` is the
@@ -127,7 +132,7 @@ impl ExpertParallel {
         rows: RowsInOrder,
         returns: u64,
     ) -> impl IntoArg<Abi<Grouped>> {
-        let RowsInOrder { rows, scales, capacity } = rows;
+        let RowsInOrder { rows, scales, capacity, .. } = rows;
         let (offsets, sizes, origins) = (&self.offsets, &self.sizes, &self.origins);
         let alignment = self.options.alignment as u32;
         GroupedArgs { rows, scales, capacity, alignment, offsets, sizes, origins, returns }
@@ -142,9 +147,9 @@ impl ExpertParallel {
         stream: &Stream,
     ) -> Result<()> {
         let groups = self.grouped_args(rows, returns.device_address());
+        let tokens = self.expected_tokens(rows.tokens);
         let ranks = self.communicator.n_ranks() as u32;
         let args = (shape_args(self.sent), ranks, received, groups, &self.faults);
-        let tokens = self.expected_tokens();
         let blocks = tokens.min(self.options.blocks.unwrap_or(2 * self.multiprocessors()));
         // More warps if tokens are more than these blocks have warps.
         let threads = if tokens > blocks * (THREADS / 32) { MANY_THREADS } else { THREADS };

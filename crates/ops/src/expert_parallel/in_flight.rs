@@ -5,6 +5,7 @@ use devcomm_kernels::expert_parallel::shape::TokensArgs;
 
 use super::ExpertParallel;
 use super::form::{Launch, Outputs};
+use super::steps::Last;
 use crate::prelude::*;
 
 /// What has been sent and not been received.
@@ -63,7 +64,8 @@ impl Drop for Flight<'_> {
 
 /// Tokens on their way, which [`ExpertParallel::start_dispatch`] has sent. If it is dropped before
 /// they are received, the next operation of the [`ExpertParallel`] receives them first. If they
-/// were sent in a capture, they are received in the same one.
+/// were sent in a capture, they are received in the same one, or the capture fails when it ends;
+/// otherwise no graph with operations of the object is launched before they are received.
 #[derive(Debug)]
 #[must_use = "tokens that are not received keep the next step from beginning"]
 pub struct Sent<'a>(pub(super) Flight<'a>);
@@ -77,7 +79,7 @@ impl Sent<'_> {
     /// [`Error::InvalidInput`] if they were received, or sent in another capture or outside of the
     /// one in progress; those of the launch.
     pub fn receive(&self) -> Result<()> {
-        self.0.experts.receive(self.0.number, |_| Ok([0; 2]))
+        self.0.experts.receive(self.0.number, |_, _| Ok([0; 2]))
     }
 }
 
@@ -98,16 +100,23 @@ impl Returning<'_> {
         residual: Option<&DeviceSlice<bf16>>,
     ) -> Result<()> {
         let Flight { experts, number } = &self.0;
-        experts.receive(*number, |rows| experts.check_outputs(rows, output, residual))
+        experts.receive(*number, |last, rows| experts.check_outputs(last, rows, output, residual))
     }
 }
 
 impl ExpertParallel {
-    pub(super) fn begin_flight(&self, stream: &Stream, sent: Halves) -> Result<Flight<'_>> {
-        let number = self.flights.get() + 1;
+    /// Calls `send`, which sends the first half of an operation.
+    pub(super) fn begin_flight(
+        &self,
+        stream: &Stream,
+        sent: Halves,
+        send: impl FnOnce() -> Result<()>,
+    ) -> Result<Flight<'_>> {
+        let (number, capture) = (self.flights.get() + 1, stream.capture_id()?);
+        send()?;
         self.flights.set(number);
-        let (capture, stream) = (stream.capture_id()?, stream.clone());
-        let in_flight = InFlight { number, stream, sent, capture, is_dropped: false };
+        let in_flight =
+            InFlight { number, stream: stream.clone(), sent, capture, is_dropped: false };
         *self.in_flight.borrow_mut() = Some(in_flight);
         Ok(Flight { experts: self, number })
     }
@@ -115,8 +124,7 @@ impl ExpertParallel {
     /// Receives what was sent, if its [`Sent`] or [`Returning`] was dropped, and fails while that
     /// exists. Every operation begins with it.
     pub(super) fn end_flight(&self) -> Result<()> {
-        self.forget_failed_capture();
-        let (number, is_results, is_over) = match &*self.in_flight.borrow() {
+        let (number, results_of, is_over) = match &*self.in_flight.borrow() {
             None => return Ok(()),
             Some(InFlight { is_dropped: false, sent, .. }) => {
                 let what = if matches!(sent, Halves::Tokens(_)) { "tokens" } else { "results" };
@@ -124,21 +132,21 @@ impl ExpertParallel {
             }
             Some(InFlight { number, stream, sent, capture, .. }) => {
                 let is_over = capture.is_some() && stream.capture_id()? != *capture;
-                (*number, matches!(sent, Halves::Results(_)), is_over)
+                let tokens = self.place(stream)?.last.tokens;
+                (*number, matches!(sent, Halves::Results(_)).then_some(tokens), is_over)
             }
         };
         if is_over {
             // The capture has ended without the other half: nothing was sent.
             *self.in_flight.borrow_mut() = None;
+            self.last.lock().in_flight = false;
             return Ok(());
         }
-        if !is_results {
-            return self.receive(number, |_| Ok([0; 2]));
-        }
-        let elements = self.last.get().tokens.max(1) * self.options.hidden;
+        let Some(tokens) = results_of else { return self.receive(number, |_, _| Ok([0; 2])) };
+        let elements = tokens.max(1) * self.options.hidden;
         // Freed when the stream is idle. At least one element: an allocation is not empty.
         let discarded = self.communicator.context().alloc::<bf16>(elements)?;
-        self.receive(number, |_| Ok([discarded.device_address(), 0]))
+        self.receive(number, |_, _| Ok([discarded.device_address(), 0]))
     }
 
     /// Receives tokens, or results to the outputs that `outputs` returns for their rows, on the
@@ -146,7 +154,7 @@ impl ExpertParallel {
     fn receive(
         &self,
         number: u64,
-        outputs: impl FnOnce(&DeviceSlice<bf16>) -> Result<Outputs>,
+        outputs: impl FnOnce(Last, &DeviceSlice<bf16>) -> Result<Outputs>,
     ) -> Result<()> {
         let (stream, sent) = match &*self.in_flight.borrow() {
             Some(one) if one.number == number => {
@@ -155,14 +163,16 @@ impl ExpertParallel {
             }
             _ => return refuse("what was sent has been received already"),
         };
-        let launch = Launch { experts: self, steps: Steps::RECEIVE, stream: &stream };
+        let place = self.place(&stream)?;
+        let launch = Launch { experts: self, steps: Steps::RECEIVE, stream: &stream, place };
         match sent {
-            Halves::Results(rows) => launch.combine(rows.device_address(), outputs(&rows)?)?,
+            Halves::Results(rows) => {
+                launch.combine(rows.device_address(), outputs(place.last, &rows)?)?;
+            }
             Halves::Tokens(count) => {
                 // The second half reads no tokens of this rank.
                 let none = TokensArgs { input: 0, ids: 0, weights: 0, count: count as u32 };
                 launch.dispatch(none)?;
-                self.received(count);
             }
         }
         *self.in_flight.borrow_mut() = None;

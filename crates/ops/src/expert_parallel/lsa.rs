@@ -113,7 +113,7 @@ impl Form for Lsa {
         let (at, received) = (&self.returns, self.received_args());
         let args = (&self.dev_comm, messages, sizes, results, at, received, steps);
         let part = ep_combine::part_vectors(experts.communicator.n_ranks());
-        let parts = experts.last.get().tokens as u32 * experts.shape.vectors.div_ceil(part);
+        let parts = results.tokens * experts.shape.vectors.div_ceil(part);
         // More warps if parts are more than a block for each multiprocessor has warps.
         let is_long = parts > experts.multiprocessors() * (THREADS / 32);
         let config = experts.config(parts, if is_long { MANY_THREADS } else { THREADS });

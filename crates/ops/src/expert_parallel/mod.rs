@@ -6,14 +6,15 @@ mod hybrid;
 mod in_flight;
 mod lsa;
 mod options;
+mod steps;
 mod throughput;
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use devcomm_host::Turn;
 use devcomm_kernels::expert_parallel::shape::{ShapeArgs, TokensArgs};
 use devcomm_kernels::expert_parallel::{Faults, Shape, Steps};
+use parking_lot::Mutex;
 
 use self::form::{Form, Launch, Outputs};
 use self::hybrid::{Division, Hybrid};
@@ -21,6 +22,7 @@ use self::in_flight::{Halves, InFlight};
 pub use self::in_flight::{Returning, Sent};
 use self::lsa::Lsa;
 pub use self::options::{ExpertParallelMemory, ExpertParallelOptions};
+use self::steps::{GraphSteps, Last, Place, Stage};
 use self::throughput::Throughput;
 use crate::prelude::*;
 
@@ -43,9 +45,14 @@ use crate::prelude::*;
 ///
 /// Every rank calls the same operations in the same order; the number of tokens may differ between
 /// ranks, and be 0. Launches are dependent ones, use no memory of the host, and may be captured in
-/// graphs; what was captured in a graph of another library counts as done even if that capture
-/// fails, and the next operation is then a dispatch. Only work on the operation's stream may access
-/// its buffers until it has ended. All results are determined by the inputs.
+/// graphs. Only work on the operation's stream may access its buffers until it has ended. All
+/// results are determined by the inputs.
+///
+/// What is captured counts as done at each launch of the graph, and not before. A graph that begins
+/// with `group` or `combine` continues the last step before it: at a launch that step must have as
+/// many tokens as when the graph was captured and, for `combine`, a `group` with as much room.
+/// Another launch fails. What was captured in a graph of another library counts as done even if
+/// that capture fails, and the next operation is then a dispatch.
 ///
 /// The operations fill the GPU: those of other objects on other streams wait for them, or they for
 /// those, in the order of the host's calls, which is the same on all ranks.
@@ -86,35 +93,13 @@ pub struct ExpertParallel {
     /// The words of [`Faults`], which kernels write and `check` reads.
     faults: SymmetricBuffer<u32>,
     order: StreamOrder,
-    last: Cell<Last>,
-    /// The last step before a capture, until it is known whether that becomes a graph.
-    before_capture: RefCell<Option<(Arc<OnceLock<bool>>, Last)>>,
+    /// The last step on the GPU, which launches of graphs change too.
+    last: Arc<Mutex<Last>>,
+    /// The steps of the last capture.
+    captured: RefCell<Option<Arc<GraphSteps>>>,
     in_flight: RefCell<Option<InFlight>>,
     flights: Cell<u64>,
     absent: Cell<u64>,
-    /// The fewest rows for which a `group` had room since the last check.
-    least_room: Cell<usize>,
-}
-
-/// The last step.
-#[derive(Clone, Copy)]
-struct Last {
-    stage: Stage,
-    /// The tokens of the dispatch.
-    tokens: usize,
-    /// The rows for which the last `group` had room.
-    grouped: usize,
-}
-
-/// What has been done of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// No tokens were received yet.
-    Begin,
-    /// Tokens were received, and are in no order.
-    Received,
-    /// Tokens are in the order of the experts: their results can return.
-    Grouped,
 }
 
 /// Tokens of this rank, with their routing.
@@ -178,12 +163,11 @@ impl ExpertParallel {
             origins: comm.mem_alloc(options.most_rows(ranks))?,
             faults: comm.mem_alloc(Faults::WORDS)?,
             order: StreamOrder::concurrent(comm.context(), 1)?,
-            last: Cell::new(Last { stage: Stage::Begin, tokens: 0, grouped: 0 }),
-            before_capture: RefCell::default(),
+            last: Arc::new(Mutex::new(Last::NONE)),
+            captured: RefCell::default(),
             in_flight: RefCell::default(),
             flights: Cell::default(),
             absent: Cell::new(0),
-            least_room: Cell::new(usize::MAX),
         })
     }
 
@@ -195,46 +179,20 @@ impl ExpertParallel {
     /// short, not aligned or of another context, rows of tokens that overlap
     /// [`rows`](Self::rows), and if what was sent has not been received; those of the launch.
     pub fn dispatch(&self, tokens: Tokens<'_>, stream: &Stream) -> Result<()> {
-        self.launch_dispatch(tokens, Steps::SEND | Steps::RECEIVE, stream)?;
-        self.received(tokens.count);
-        Ok(())
-    }
-
-    /// Records that the last dispatch was received, with this number of tokens of this rank.
-    fn received(&self, tokens: usize) {
-        self.set_last(Last { stage: Stage::Received, tokens, ..self.last.get() });
-    }
-
-    /// Records a step, or a part of one. If that is captured, a capture that fails takes it back.
-    fn set_last(&self, last: Last) {
-        let before = self.last.replace(last);
-        if let Some(becomes_graph) = self.communicator.context().becomes_graph() {
-            let mut before_capture = self.before_capture.borrow_mut();
-            before_capture.get_or_insert((becomes_graph, before));
-        }
-    }
-
-    /// Takes back what was recorded in a capture that has failed.
-    fn forget_failed_capture(&self) {
-        let mut before_capture = self.before_capture.borrow_mut();
-        let ended = before_capture.take_if(|(is_graph, _)| is_graph.get().is_some());
-        if let Some((is_graph, before)) = ended
-            && is_graph.get() == Some(&false)
-        {
-            self.last.set(before);
-        }
+        self.launch_dispatch(tokens, Steps::SEND | Steps::RECEIVE, stream)
     }
 
     /// Does the first half of [`dispatch`](Self::dispatch), with its errors: sends the tokens. Work
     /// that is enqueued before [`Sent::receive`] overlaps their way, but not operations of this
     /// object, which are refused.
     pub fn start_dispatch(&self, tokens: Tokens<'_>, stream: &Stream) -> Result<Sent<'_>> {
-        self.launch_dispatch(tokens, Steps::SEND, stream)?;
-        Ok(Sent(self.begin_flight(stream, Halves::Tokens(tokens.count))?))
+        let send = || self.launch_dispatch(tokens, Steps::SEND, stream);
+        Ok(Sent(self.begin_flight(stream, Halves::Tokens(tokens.count), send)?))
     }
 
     fn launch_dispatch(&self, tokens: Tokens<'_>, steps: u32, stream: &Stream) -> Result<()> {
         self.end_flight()?;
+        let place = self.place(stream)?;
         let (count, most) = (tokens.count, self.options.tokens);
         refuse_if!(count > most, "{count} tokens, and there is memory for {most} of a rank");
         let (input, top_k) = (tokens.input.device_slice(), self.options.top_k);
@@ -253,7 +211,7 @@ impl ExpertParallel {
             weights: address(context, "the weights of the tokens", &weights, 1, count * top_k)?,
             count: count as u32,
         };
-        Launch { experts: self, steps, stream }.dispatch(sent)
+        Launch { experts: self, steps, stream, place }.dispatch(sent)
     }
 
     /// Returns the experts' results to the tokens: `output` gets for each token of the last
@@ -273,10 +231,10 @@ impl ExpertParallel {
         residual: Option<&DeviceSlice<bf16>>,
         stream: &Stream,
     ) -> Result<()> {
-        let at = self.check_results(rows)?;
-        let outputs = self.check_outputs(&rows.device_slice(), output, residual)?;
+        let (at, place) = self.check_results(rows, stream)?;
+        let outputs = self.check_outputs(place.last, &rows.device_slice(), output, residual)?;
         let steps = Steps::SEND | Steps::RECEIVE;
-        Launch { experts: self, steps, stream }.combine(at, outputs)
+        Launch { experts: self, steps, stream, place }.combine(at, outputs)
     }
 
     /// Does the first half of [`combine`](Self::combine), with its errors: sends the results. Work
@@ -285,29 +243,37 @@ impl ExpertParallel {
     where
         R: Buffer<Element = bf16>,
     {
-        let at = self.check_results(rows)?;
-        Launch { experts: self, steps: Steps::SEND, stream }.combine(at, [0; 2])?;
-        let sent = Halves::Results(rows.device_slice());
-        Ok(Returning(self.begin_flight(stream, sent)?))
+        let send = || {
+            let (at, place) = self.check_results(rows, stream)?;
+            Launch { experts: self, steps: Steps::SEND, stream, place }.combine(at, [0; 2])
+        };
+        Ok(Returning(self.begin_flight(stream, Halves::Results(rows.device_slice()), send)?))
     }
 
-    fn check_results(&self, rows: &impl Buffer<Element = bf16>) -> Result<u64> {
+    /// Checks the experts' results; returns their address, and where the operation goes.
+    fn check_results(
+        &self,
+        rows: &impl Buffer<Element = bf16>,
+        stream: &Stream,
+    ) -> Result<(u64, Place)> {
         self.end_flight()?;
+        let place @ Place { last, .. } = self.place(stream)?;
         refuse_if!(
-            self.last.get().stage != Stage::Grouped,
+            last.stage != Stage::Grouped,
             "the rows of the last dispatch are in no order: `group` does that"
         );
-        self.check_rows("the experts' results", &rows.device_slice(), self.last.get().grouped)
+        let rows = rows.device_slice();
+        Ok((self.check_rows("the experts' results", &rows, last.grouped)?, place))
     }
 
     /// Checks where the sums of the experts' results `rows` go, and what is added to them.
     fn check_outputs(
         &self,
+        Last { tokens, grouped, .. }: Last,
         rows: &DeviceSlice<bf16>,
         output: &impl Buffer<Element = bf16>,
         residual: Option<&DeviceSlice<bf16>>,
     ) -> Result<Outputs> {
-        let Last { tokens, grouped, .. } = self.last.get();
         let (output, hidden) = (output.device_slice(), self.options.hidden);
         let at = self.check_rows("the output", &output, tokens)?;
         let to = ("the output", &output, tokens * hidden);
@@ -331,7 +297,11 @@ impl ExpertParallel {
     pub fn check(&self) -> Result<()> {
         let mut words = [0; Faults::WORDS];
         self.faults.copy_to_host(&mut words)?;
-        let least_room = self.least_room.replace(self.last.get().grouped);
+        let least_room = {
+            let mut last = self.last.lock();
+            let grouped = last.grouped;
+            std::mem::replace(&mut last.least_room, grouped)
+        };
         if words == [0; Faults::WORDS] {
             return Ok(());
         }
@@ -389,16 +359,10 @@ impl ExpertParallel {
             );
             absent |= 1 << rank;
         }
-        let _turn = self.begin(stream)?;
+        let _turn = self.begin(self.place(stream)?, stream)?;
         stream.fill(word, absent)?;
         self.absent.set(absent);
         Ok(())
-    }
-
-    /// Orders a launch after the others.
-    fn begin(&self, stream: &Stream) -> Result<Turn<'_>> {
-        require_context("the stream", stream.context(), self.communicator.context())?;
-        self.order.begin(stream)
     }
 
     fn check_rows<T>(&self, name: &str, slice: &DeviceSlice<T>, rows: usize) -> Result<u64> {

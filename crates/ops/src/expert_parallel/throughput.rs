@@ -66,11 +66,11 @@ impl Form for Throughput {
         let (comm, sizes, faults) = (&self.dev_comm, shape_args(experts.sent), &experts.faults);
         let (scales, count) = (&self.scales, tokens.count);
         // The dispatch writes only offsets and sizes of these, and rows to `self.rows`.
-        let groups = experts.grouped_args(RowsInOrder { rows: 0, scales: 0, capacity: 0 }, 0);
+        let groups = experts.grouped_args(RowsInOrder::default(), 0);
         let config = experts.config(count, MANY_THREADS);
         let (rows, memory) = (self.rows.device_slice(), self.memory());
         with_type!(experts.options.f8, Row => {
-            let (rows, _) = window::<Row, _>("the memory of rows", &rows)?;
+            let (rows, _) = window::<Row, _>("the memory of rows", &rows, &experts.communicator)?;
             let args = (comm, memory, &rows, scales, sizes, tokens, groups, faults, steps);
             // SAFETY: `ExpertParallel` has checked the buffers and orders the launches; dropping a
             // buffer waits for the stream. `new` allocates what the kernel needs.
@@ -85,7 +85,7 @@ impl Form for Throughput {
         let (sizes, ranks) = (shape_args(experts.sent), experts.communicator.n_ranks() as u32);
         let groups = experts.grouped_args(rows, 0);
         let args = (self.memory(), sizes, ranks, self.rows.device_address(), scales, groups);
-        let config = experts.config(experts.expected_tokens(), MANY_THREADS);
+        let config = experts.config(experts.expected_tokens(rows.tokens), MANY_THREADS);
         // SAFETY: `ExpertParallel` has checked that the rows are there, and orders the launches.
         unsafe { kernels::ep_expand::launch(args, config, &experts.compiled.on(stream)) }
     }
@@ -94,7 +94,7 @@ impl Form for Throughput {
         let Launch { experts, steps, .. } = launch;
         let sizes = shape_args(experts.shape);
         let args = (&self.dev_comm, self.memory(), &self.results, sizes, results, steps);
-        let config = experts.config(experts.expected_tokens(), MANY_THREADS);
+        let config = experts.config(experts.expected_tokens(results.tokens), MANY_THREADS);
         // SAFETY: `ExpertParallel` has checked that the rows are there, and orders the launches.
         unsafe { kernels::ep_combine_counted::launch(args, config, &launch.target()) }
     }

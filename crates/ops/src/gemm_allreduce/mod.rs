@@ -264,8 +264,7 @@ impl Fusion for AllReduce {
     }
 
     fn require_c(base: &Base<Self>, c: &DeviceSlice<bf16>, [m, n]: [usize; 2]) -> Result<()> {
-        let (c, _) = window::<bf16, _>("C", c)?;
-        refuse_if!(!c.communicator().is(&base.comm), "C is a window of another communicator");
+        let (c, _) = window::<bf16, _>("C", c, &base.comm)?;
         check_len("C", c.min_len(), m, n)
     }
 

@@ -70,7 +70,7 @@ impl Strategy<AllReduce> for Strips {
 
     unsafe fn launch(&self, base: &Base<AllReduce>, _: Plan, operands: &Operands) -> Result<()> {
         let Matrices { a, b, shape: [m, n, k], .. } = operands.matrices;
-        let (c, _) = window::<bf16, _>("C", &operands.slices[2])?;
+        let (c, _) = window::<bf16, _>("C", &operands.slices[2], &base.comm)?;
         let [rows, columns, _] = operands.extents.lengths();
         let prepared = self.prepared(base.comm.n_ranks(), operands.extents);
         let (Some(prepared), Some(tiles)) = (prepared, tiles(rows, columns)) else {

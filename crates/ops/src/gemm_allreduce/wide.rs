@@ -78,7 +78,7 @@ impl Strategy<AllReduce> for Wide {
     unsafe fn launch(&self, base: &Base<AllReduce>, _: Plan, operands: &Operands) -> Result<()> {
         let (wide, own) = prepared(&self.prepared)?;
         let (matrices, (window, _)) =
-            (operands.matrices, window::<bf16, _>("C", &operands.slices[2])?);
+            (operands.matrices, window::<bf16, _>("C", &operands.slices[2], &base.comm)?);
         let Matrices { c, shape: [m, n, k], .. } = matrices;
         let ([a, b, map], _) = wide_maps::<bf16, bf16>(&base.stream, matrices)?;
         let config = wide.wide_config(wide_pairs(m, n));
