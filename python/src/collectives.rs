@@ -254,6 +254,9 @@ impl PyCollectives {
             (Some(output), Some(scale)) => {
                 output.require_type(DataType::Float8e4m3, "output")?;
                 scale.require_type(DataType::Float32, "scale")?;
+                if scale.len != 1 {
+                    return Err(invalid(format!("scale has {} elements: it is one", scale.len)));
+                }
             }
             (None, Some(_)) => {
                 return Err(invalid("scale without output: it is of a quantised one"));

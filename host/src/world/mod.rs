@@ -37,6 +37,7 @@ use crate::communicator::Library;
 use crate::device::gpus_of;
 use crate::error::{DriverError, Error, Result};
 use crate::machine::Machine;
+use crate::sys::fork::Process;
 use crate::sys::nccl::DEV_COMM_VERSION;
 
 /// The ranks of a job, one GPU each.
@@ -64,6 +65,8 @@ pub struct World {
     deadline: Option<Duration>,
     /// The simulated machine that was made for this world, if there is one.
     own: Option<Arc<OwnMachine>>,
+    /// The process that has made the world.
+    process: Process,
 }
 
 /// The simulated machine that a world has made. If it or a run has failed, it ends with the last
@@ -182,7 +185,8 @@ impl World {
         let config = RendezvousConfig::new(launched, peer);
         let mode = RankMode::Process { config, local_rank, device };
         let (checked, deadline) = (cfg!(debug_assertions), None);
-        Ok(Self { machine, library, mode, checked, deadline, own: None })
+        let process = Process::current();
+        Ok(Self { machine, library, mode, checked, deadline, own: None, process })
     }
 
     /// Returns a world of `n` threads, or of one per GPU.
@@ -194,7 +198,8 @@ impl World {
         let library = Library::open_on(&machine, None, DEV_COMM_VERSION)?;
         let mode = RankMode::Threads(n);
         let (checked, deadline) = (cfg!(debug_assertions), machine.deadline()?);
-        Ok(Self { machine, library, mode, checked, deadline, own: None })
+        let process = Process::current();
+        Ok(Self { machine, library, mode, checked, deadline, own: None, process })
     }
 
     /// Returns `n` ranks as threads of this process, rank `i` on GPU `i`.
@@ -329,6 +334,7 @@ impl World {
         T: Send,
         E: From<Error> + Display + Send,
     {
+        self.process.require()?;
         // Only this part is compiled for each caller, not how ranks run.
         let results = Mutex::new(Vec::new());
         results.lock().resize_with(self.local_ranks(), || None);

@@ -1,7 +1,7 @@
 //! Tests of processes that fork.
 
 use devcomm_host::{
-    CommConfig, DevCommRequirements, Error, LaunchConfig, Rank, ReduceOp, Result, StateError,
+    CommConfig, DevCommRequirements, Error, LaunchConfig, Rank, ReduceOp, Result, StateError, World,
 };
 
 use crate::kernels::{COUNT, NO_PTX, launch_store_count};
@@ -71,4 +71,16 @@ fn a_forked_child_that_uses_its_parents_world_gets_an_error_and_the_parent_goes_
         comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
         stream.synchronize()
     });
+}
+
+#[test]
+fn a_forked_child_of_a_thread_that_has_run_a_world_runs_one_of_its_own() {
+    let world = World::simulated(2).unwrap();
+    let ranks = || world.run(|rank| Ok::<_, Error>(rank.rank()));
+    assert_eq!(ranks().unwrap(), [0, 1]);
+    in_child(|| {
+        let own = World::simulated(2).and_then(|own| own.run(|rank| Ok(rank.rank())));
+        is_refused(ranks()) && own.is_ok_and(|ranks| ranks == [0, 1])
+    });
+    assert_eq!(ranks().unwrap(), [0, 1]);
 }
