@@ -253,10 +253,7 @@ impl PyCollectives {
             (Some(output), None) => output.require_type(input.data_type, "output")?,
             (Some(output), Some(scale)) => {
                 output.require_type(DataType::Float8e4m3, "output")?;
-                scale.require_type(DataType::Float32, "scale")?;
-                if scale.len != 1 {
-                    return Err(invalid(format!("scale has {} elements: it is one", scale.len)));
-                }
+                require_one(scale)?;
             }
             (None, Some(_)) => {
                 return Err(invalid("scale without output: it is of a quantised one"));
@@ -325,4 +322,13 @@ fn operator(op: Option<&Bound<'_, PyAny>>) -> PyResult<ReduceOp> {
     ReduceOp::from_name(name.extract()?).ok_or_else(|| {
         invalid(format!("op={name}: expected \"sum\", \"prod\", \"max\", \"min\" or \"avg\""))
     })
+}
+
+/// Fails unless a scale is one number.
+fn require_one(scale: &Array) -> PyResult<()> {
+    scale.require_type(DataType::Float32, "scale")?;
+    if scale.len == 1 {
+        return Ok(());
+    }
+    Err(invalid(format!("scale has {} elements: it is one", scale.len)))
 }

@@ -303,7 +303,7 @@ fn exchanges_of_other_lengths_are_refused() {
     });
 }
 
-/// To a `Collectives`, a window of another communicator is as other memory: kernels would take the
+/// A `Collectives` treats a window of another communicator as other memory: kernels would take the
 /// ranks of that one for its own.
 #[test]
 fn windows_of_another_communicator_are_as_other_memory() {

@@ -331,7 +331,7 @@ impl<T: Pod> LlA2a<'_, T> {
     pub fn all_reduce(&mut self, mine: T, op: impl Fn(T, T) -> T) -> T {
         let LlA2aBuffer { team, multimem, .. } = self.buffer;
         #[cfg(not(target_arch = "nvptx64"))]
-        self.check_mine(&mine);
+        self.begin_all_reduce(&mine);
         if multimem.is_none() {
             // Every rank starts with itself, so that at any time each writes to a different peer.
             for distance in self.coop.strided(team.n_ranks as u32) {
@@ -339,10 +339,6 @@ impl<T: Pod> LlA2a<'_, T> {
             }
         } else if self.coop.thread_rank() == 0 {
             self.broadcast(team.rank as u32, mine);
-        }
-        #[cfg(not(target_arch = "nvptx64"))]
-        {
-            self.from_ranks = true;
         }
         let all = self.receive_reduce::<T, 1>(0, team.n_ranks as u32, 1, |value| value, op);
         #[cfg(not(target_arch = "nvptx64"))]

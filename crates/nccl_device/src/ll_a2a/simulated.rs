@@ -28,7 +28,7 @@ impl<T: Pod> LlA2a<'_, T> {
             let (by, thread) = ((other - 1) >> 32, (other - 1) as u32);
             panic!("LL session {} is in use by block {by} thread {thread}", self.block);
         }
-        // SAFETY: as above.
+        // SAFETY: the same half, which was read before.
         unsafe { self.user().write_volatile(me) };
     }
 
@@ -40,8 +40,10 @@ impl<T: Pod> LlA2a<'_, T> {
         }
     }
 
-    /// Compares the bits of `mine`, or a hash of many, with those of the coop's other threads.
-    pub(super) fn check_mine(&self, mine: &T) {
+    /// Begins a reduction, in which a rank's element has the rank's number. The bits of `mine`, or a
+    /// hash of many, are compared with those of the coop's other threads.
+    pub(super) fn begin_all_reduce(&mut self, mine: &T) {
+        self.from_ranks = true;
         let (bytes, mut word) = (bytes_of(mine), [0; 8]);
         let call = CoopCall::new("session.all_reduce");
         let call = if bytes.len() <= word.len() {

@@ -48,8 +48,8 @@ impl<'a, T: Element> Call<'a, T> {
         Ok(Self { by, kind, send: Some(send), recv, root: 0, reduction })
     }
 
-    /// Returns the index of a buffer in a window of the communicator, if it is in one. To kernels,
-    /// a window of another communicator is as other memory: its ranks are others.
+    /// Returns the index of a buffer in a window of the communicator, if it is in one. A window
+    /// of another communicator is as other memory to kernels: its ranks are others.
     pub(super) fn index_in_window(&self, buffer: &DeviceSlice<T>) -> Option<usize> {
         Window::<T>::index_of(buffer, &self.by.communicator)
     }

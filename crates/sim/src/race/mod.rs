@@ -254,7 +254,7 @@ impl Races {
             content.others = content.others.map(|other| kept(now, other));
             let now = now.joined(last);
             content.write = now.after(last);
-            self.keep(&mut content.others, kept(now, last));
+            shadow::keep(&mut content.others, kept(now, last), &self.random);
         } else {
             self.add_read(&mut content, now, who);
         }
@@ -313,34 +313,7 @@ impl Races {
         let found = others.iter().position(is_own).or_else(|| others.iter().position(is_before));
         match found {
             Some(at) => others[at] = now,
-            None => self.keep(others, now),
-        }
-    }
-
-    /// Adds an access to those of a word. If there is no place, it takes that of an atomic one, or
-    /// else of a read, or else of any; an atomic access takes none of a weak one, which conflicts
-    /// with more. Of accesses that conflict with as many, a random one is forgotten, so that no
-    /// race is missed in all schedules.
-    fn keep(&self, others: &mut [Stamp; 2], stamp: Stamp) {
-        if stamp.is_none() {
-            return;
-        }
-        // The multiplier and the increment of Knuth's MMIX.
-        let random = self
-            .random
-            .get()
-            .wrapping_mul(0x5851_f42d_4c95_7f2d)
-            .wrapping_add(0x1405_7b7e_f767_814f);
-        self.random.set(random);
-        let first = (random >> 63) as usize;
-        let mut places = [first, 1 - first];
-        let key = |other: Stamp| (!other.is_none(), other.is_weak(), other.kind().writes);
-        places.sort_by_key(|at| key(others[*at]));
-        let place = &mut others[places[0]];
-        let is_equal = !place.is_none() && key(*place) == key(stamp);
-        let forgets_stamp = is_equal && (random >> 61).is_multiple_of(4);
-        if !forgets_stamp && (stamp.is_weak() || place.is_none() || !place.is_weak()) {
-            *place = stamp;
+            None => shadow::keep(others, now, &self.random),
         }
     }
 

@@ -45,9 +45,9 @@ pub(crate) enum Transfer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Releases {
     Nothing,
-    /// To the network, which reads them, and to the thread's GPU.
+    /// The network, which reads them, and the thread's GPU get them.
     ToGpu,
-    /// Also to the peer, by the transfer's signal.
+    /// The peer gets them too, by the transfer's signal.
     ToSystem,
 }
 

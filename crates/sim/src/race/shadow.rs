@@ -191,6 +191,30 @@ pub(super) struct Word {
     pub(super) others: [Stamp; 2],
 }
 
+/// Adds an access to the others of a word. If there is no place, it takes that of an atomic one, or
+/// else of a read, or else of any; an atomic access takes none of a weak one, which conflicts with
+/// more. Of accesses that conflict with as many, a random one is forgotten, so that no race is
+/// missed in all schedules; `random` is the last random number.
+pub(super) fn keep(others: &mut [Stamp; 2], stamp: Stamp, random: &Cell<u64>) {
+    if stamp.is_none() {
+        return;
+    }
+    // The multiplier and the increment of Knuth's MMIX.
+    let number = random.get().wrapping_mul(0x5851_f42d_4c95_7f2d);
+    let number = number.wrapping_add(0x1405_7b7e_f767_814f);
+    random.set(number);
+    let first = (number >> 63) as usize;
+    let mut places = [first, 1 - first];
+    let key = |other: Stamp| (!other.is_none(), other.is_weak(), other.kind().writes);
+    places.sort_by_key(|at| key(others[*at]));
+    let place = &mut others[places[0]];
+    let is_equal = !place.is_none() && key(*place) == key(stamp);
+    let is_forgotten = is_equal && (number >> 61).is_multiple_of(4);
+    if !is_forgotten && (stamp.is_weak() || place.is_none() || !place.is_weak()) {
+        *place = stamp;
+    }
+}
+
 pub(super) type Page = [Cell<Word>; WORDS];
 
 /// A hasher for numbers: one multiplication.
