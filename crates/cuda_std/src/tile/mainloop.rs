@@ -278,7 +278,6 @@ pub unsafe trait Mainloop {
     /// [`COMPUTING`](Self::COMPUTING) warpgroups and of one more, in whole clusters of
     /// [`CLUSTER`](Self::CLUSTER) blocks. The kernel's `max_threads` is their number, by which the
     /// launch divides the registers. The kernel may access what the methods access.
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     unsafe fn run(&self) {
         const {
             let threads = (Self::COMPUTING + 1) * WARPGROUP;
@@ -341,7 +340,6 @@ pub unsafe trait Mainloop {
 
 /// Requires a block of this number of threads, in simulated runs.
 #[cfg(not(target_arch = "nvptx64"))]
-#[track_caller]
 fn check_block(threads: u32) {
     let found = thread::block_dim().element_product();
     assert!(found == threads, "the block has {found} threads, and the main loop is for {threads}");

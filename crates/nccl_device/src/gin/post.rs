@@ -80,9 +80,9 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// # Safety
     ///
     /// The elements lie in the windows. The peer is connected: any rank with FULL connections, one
-    /// of the rail team with RAIL. After `post`, nothing writes the source until a counter, a flush
-    /// or a signal from the peer shows that it has been read, and nothing accesses the target until
-    /// a signal or a barrier with a fence shows that it has been written.
+    /// of the rail team with RAIL. After `post`, nothing writes the source until the put's counter
+    /// or a flush shows that it has been read, and nothing accesses the target until a signal or a
+    /// barrier with a fence shows that it has been written.
     #[doc(alias = "ncclGinPut")]
     pub unsafe fn put<T: Element>(
         &self,

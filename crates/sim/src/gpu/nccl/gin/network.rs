@@ -161,9 +161,9 @@ impl Queue {
             unsafe { *counter = (*counter).wrapping_add(1) };
             // It counts its own read; earlier reads have ended only if they were flushed.
             let races = &memory.races;
-            let known = flight.with_reads(races, &flight.operation.known, &self.reads, false);
+            let known = flight.with_read(races, &flight.operation.known, &self.reads);
             races.release_to(memory, counter.addr(), flight.rank(), known);
-            let reads = flight.with_reads(races, &Clock::default(), &self.reads, false);
+            let reads = flight.with_read(races, &Clock::default(), &self.reads);
             races.count(memory, counter.addr(), &reads);
         }
         self.sent.push_back(flight);
@@ -205,13 +205,12 @@ impl Queue {
             // SAFETY: the module's contract. A word in a window is aligned, as its poster checked.
             unsafe { *word = (*word).wrapping_add(value) };
             let races = &memory.races;
-            // What has been delivered has been read.
-            let known = flight.with_reads(races, &operation.released, &self.reads, strong);
+            let known = &operation.released;
             let known = match strong {
-                true => races.after(&known, sequence, *number),
+                true => races.after(known, sequence, *number),
                 false => {
                     // If nothing was flushed, 0 minus 1 stands for no operation.
-                    let flushed = races.after(&known, sequence, flushed.wrapping_sub(1));
+                    let flushed = races.after(known, sequence, flushed.wrapping_sub(1));
                     races.after_op(&flushed, op)
                 }
             };
@@ -270,11 +269,10 @@ impl InFlight {
         memory.races.transfer(sequence, self.number, transfer, by, (at, arguments))
     }
 
-    /// Returns what is known after the read of its source, and after the earlier reads of the
-    /// queue: all of them, or those that were flushed when it was posted.
-    fn with_reads(&self, races: &Races, known: &Clock, reads: &Sequence, all: bool) -> Clock {
-        let earlier = if all { self.number } else { self.flushed.wrapping_sub(1) };
-        let known = races.after(known, reads, earlier);
+    /// Returns what is known after the read of its source, and after the earlier reads of the queue
+    /// that were flushed when it was posted.
+    fn with_read(&self, races: &Races, known: &Clock, reads: &Sequence) -> Clock {
+        let known = races.after(known, reads, self.flushed.wrapping_sub(1));
         self.read.map_or_else(|| known.clone(), |read| races.after_op(&known, read))
     }
 
