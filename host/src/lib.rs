@@ -75,7 +75,8 @@
 //!
 //! Unsafe code that calls NCCL and the driver is in the private module `sys`.
 
-// Layers, lowest first: error, machine, sys, device, communicator, world (`tests/layers.rs` of the workspace).
+// Layers, lowest first: error, machine, sys, device, communicator, world (the workspace's
+// `tests/layers.rs`).
 mod communicator;
 mod device;
 mod error;

@@ -261,8 +261,8 @@ fn the_hybrid_barrier_that_does_nothing_is_reported() {
         let error = failure(simulation.clone(), |gpu| meet(gpu, PUT, 1));
         assert!(matches!(*error, Error::Misuse { .. }), "{error}");
         assert!(error.to_string().contains(&format!("NCCL's hybrid barrier {does}")), "{error}");
-        // With a fence that does not include puts, the hybrid barrier works. It completes no puts, so
-        // that those of a second round would race with them.
+        // With a fence that does not include puts, the hybrid barrier works. It completes no puts,
+        // so those of a second round would race with them.
         simulate(simulation, |gpu| meet(gpu, GET, 1));
     }
 }

@@ -40,8 +40,8 @@ impl<T: Pod> LlA2a<'_, T> {
         }
     }
 
-    /// Begins a reduction, in which a rank's element has the rank's number. The bits of `mine`, or a
-    /// hash of many, are compared with those of the coop's other threads.
+    /// Begins a reduction, in which a rank's element has the rank's number. The bits of `mine`, or
+    /// a hash of many, are compared with those of the coop's other threads.
     pub(super) fn begin_all_reduce(&mut self, mine: &T) {
         self.from_ranks = true;
         let (bytes, mut word) = (bytes_of(mine), [0; 8]);

@@ -172,7 +172,8 @@ impl<T: Element> Call<'_, T> {
                     kernels::pull_reduce_scatter::<Float>::launch(args, config, &target)
                 }
                 (_, Algorithm::Push, _) => {
-                    let (window, first) = window::<Float, T>("the buffer to receive in", recv, comm)?;
+                    let to = window::<Float, T>("the buffer to receive in", recv, comm)?;
+                    let (window, first) = to;
                     let (is_long, chunk) = pushed(send.byte_len(), ranks, plan.blocks);
                     let config = if is_long { options.independent(plan) } else { config };
                     let args = (

@@ -3,10 +3,10 @@
 //! # Safety
 //!
 //! The scheduler sets [`CTX`](cuda_std::arch::CTX) only to the address of a [`Thread`] of a live
-//! [`Gpus`](crate::gpu::gpus::Gpus), with the provenance of the whole object. The operations (*hooks*)
-//! run only on the current thread's coroutine. So the cast of the context's address back to the
-//! thread is sound, and so is the thread's pointer to the GPUs, which outlive all coroutines. All
-//! mutable state of threads and GPUs is in cells, so no exclusive references exist.
+//! [`Gpus`](crate::gpu::gpus::Gpus), with the provenance of the whole object. The operations
+//! (*hooks*) run only on the current thread's coroutine. So the cast of the context's address back
+//! to the thread is sound, and so is the thread's pointer to the GPUs, which outlive all
+//! coroutines. All mutable state of threads and GPUs is in cells, so no exclusive references exist.
 
 mod scratch;
 

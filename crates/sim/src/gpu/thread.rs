@@ -84,7 +84,8 @@ pub(crate) struct Thread {
     /// the hook `spin` after one that has changed nothing, since a loop of these may be a poll.
     /// `spin` makes this false; so if it is true at the next access, memory has changed.)
     pub(crate) updating: Cell<bool>,
-    /// Whether the thread is in a [named wait](crate::gpu::waits): [`state`](Self::state) describes it.
+    /// Whether the thread is in a [named wait](crate::gpu::waits): [`state`](Self::state) describes
+    /// it.
     pub(crate) in_named_wait: Cell<bool>,
     /// Whether the thread has panicked and is unwinding.
     pub(crate) unwinding: Cell<bool>,

@@ -8,10 +8,10 @@
 //! # Safety
 //!
 //! The handlers read only cells of the current thread and its GPUs (the context is a live thread's,
-//! as [`hooks`](crate::gpu::hooks) explains) and the signal frame. They interrupt kernel code, whose
-//! frames can be abandoned like those of an unfinished thread: for a fault, because the simulator
-//! accesses no memory for a kernel while it borrows a cell; for the watchdog, because it acts only
-//! after a long computation without a call into the simulator.
+//! as [`hooks`](crate::gpu::hooks) explains) and the signal frame. They interrupt kernel code,
+//! whose frames can be abandoned like those of an unfinished thread: for a fault, because the
+//! simulator accesses no memory for a kernel while it borrows a cell; for the watchdog, because it
+//! acts only after a long computation without a call into the simulator.
 
 use std::time::Duration;
 

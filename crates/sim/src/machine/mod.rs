@@ -2,7 +2,7 @@
 //!
 //! One OS thread, the *machine's thread* ([`turns`]), owns all of a machine's state ([`core`]): it
 //! runs the GPUs' threads and executes the calls of host threads ([`baton`]). The functions that
-//! host threads call are in [`driver`](crate::machine::driver) and [`host_nccl`](crate::machine::host_nccl).
+//! host threads call are in [`driver`] and [`host_nccl`].
 
 pub(crate) mod baton;
 pub(crate) mod core;

@@ -16,7 +16,8 @@ use crate::base::ranges::last_until;
 
 /// The base of the groups: bit 62 makes an address non-canonical.
 const BASE: usize = 1 << 62;
-/// The bits of an address within a group: the range of NCCL's 32-bit offsets in [`MULTICAST_UNIT`]s.
+/// The bits of an address within a group: the range of NCCL's 32-bit offsets in
+/// [`MULTICAST_UNIT`]s.
 const GROUP_BITS: u32 = 44;
 /// The number of groups that fit below bit 61 of an address.
 const MAX_GROUPS: usize = 1 << 17;
@@ -89,8 +90,8 @@ impl Multicast {
         Ref::filter_map(self.groups.borrow(), |groups| groups.get(index)?.as_ref()).ok()
     }
 
-    /// Binds a window at a new offset, which is returned in [`MULTICAST_UNIT`]s. Its parts have `lens` bytes;
-    /// rank 0's is at `base`, and they are `stride` bytes apart.
+    /// Binds a window at a new offset, which is returned in [`MULTICAST_UNIT`]s. Its parts have
+    /// `lens` bytes; rank 0's is at `base`, and they are `stride` bytes apart.
     pub(crate) fn bind(
         &self,
         gpus: &Rc<[u32]>,

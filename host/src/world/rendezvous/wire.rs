@@ -20,7 +20,8 @@ pub(crate) fn max_contribution(n_ranks: usize) -> usize {
     (MAX_PAYLOAD / n_ranks.max(1)).saturating_sub(size_of::<u32>())
 }
 
-/// The largest key of a [subset](super::subset::Subset), in bytes: enough for a few nested subsets of the largest number of ranks.
+/// The largest key of a [subset](super::subset::Subset), in bytes: enough for a few nested subsets
+/// of the largest number of ranks.
 pub(super) const MAX_KEY: usize = 32 << 20;
 /// The largest payload of a frame: an exchange, a subset's key, the key's length, the request
 /// number.

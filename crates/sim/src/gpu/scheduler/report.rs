@@ -187,8 +187,8 @@ impl Thread {
         })
     }
 
-    /// Returns the memory that the thread polls in a wait, with its value, or the epoch of a line of
-    /// an LL all-to-all.
+    /// Returns the memory that the thread polls in a wait, with its value, or the epoch of a line
+    /// of an LL all-to-all.
     fn polled(&self, what: &Waiting) -> Option<String> {
         let polled = if what.is_poll() { self.polled_memory()? } else { return None };
         let Waiting::Messages { first, .. } = what else { return Some(polled) };

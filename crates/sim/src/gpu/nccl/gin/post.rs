@@ -314,7 +314,9 @@ macro_rules! functions {
     ($($name:ident($($arg:ident: $type:ty),*) = $label:literal, $call:ident,
        $coop:ident => $body:expr;)*) => { $(
         #[allow(clippy::too_many_arguments, reason = "NCCL's signature")]
-        pub(in crate::gpu::nccl) unsafe extern "C-unwind" fn $name(net: *mut Gin, $($arg: $type),*) {
+        pub(in crate::gpu::nccl) unsafe extern "C-unwind" fn $name(
+            net: *mut Gin, $($arg: $type),*
+        ) {
             // SAFETY: the kernel passes a handle, a coop, a team and windows.
             unsafe {
                 let $call = Call::on(net);

@@ -206,7 +206,9 @@ pub(in crate::gpu::nccl) unsafe extern "C-unwind" fn flush(
 macro_rules! waits {
     ($( $plain:ident, $timed:ident($($arg:ident: $type:ty),*)
         = |$call:ident, $timeout:ident| $wait:expr; )*) => { $(
-        pub(in crate::gpu::nccl) unsafe extern "C-unwind" fn $plain(net: *mut Gin, $($arg: $type),*) {
+        pub(in crate::gpu::nccl) unsafe extern "C-unwind" fn $plain(
+            net: *mut Gin, $($arg: $type),*
+        ) {
             // SAFETY: the kernel passes a handle, a coop, and valid pointers.
             unsafe {
                 let ($call, $timeout) = (Call::on(net), None);
