@@ -137,10 +137,13 @@ impl Races {
     /// different copies of one.
     fn is_known(&self, before: Stamp, kind: Kind, who: &Accessor<'_>) -> bool {
         let (agent, time, earlier) = (before.agent(), before.time(), before.kind());
-        // No later write disturbs a read, or an access of an asynchronous agent, that has ended.
-        if (!earlier.writes || (agent.number >= clock::THREADS && kind.writes))
-            && who.clock.has_passed(agent, time, &self.joins.places)
-        {
+        // No later write disturbs a read, or an access of an asynchronous agent or of the network,
+        // that has ended.
+        let is_ended = || who.clock.has_passed(agent, time, &self.joins.places);
+        let is_transfer =
+            || self.ops.borrow().get(agent.op.index()).is_some_and(|op| op.transfer.is_some());
+        let is_async = || agent.number >= clock::THREADS || is_transfer();
+        if (!earlier.writes || (kind.writes && is_async())) && is_ended() {
             return true;
         }
         // The asynchronous proxy sees an ordinary write only after a `fence.proxy.async`.
