@@ -18,11 +18,10 @@
 mod client;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Condvar, LockResult, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use litemap::LiteMap;
-use parking_lot::{Condvar, Mutex};
 
 pub(crate) use self::client::Client;
 use super::core::Core;
@@ -59,6 +58,9 @@ pub(crate) struct Shared {
     /// Unique among the machines of this process.
     pub(crate) number: u64,
     pub(crate) simulation: Simulation,
+    /// The clients, in a lock of the standard library. `parking_lot` has one table for all waits
+    /// of a process: a forked child's copy lists threads that the child does not have, in memory
+    /// that its own threads reuse.
     turns: Mutex<Turns>,
     /// The events of clients between their calls, in order.
     events: Mutex<Vec<(ClientId, HostEvent)>>,
@@ -217,9 +219,13 @@ impl Shared {
         self.clock.fetch_max(to, Ordering::AcqRel);
     }
 
+    fn turns(&self) -> MutexGuard<'_, Turns> {
+        unpoisoned(self.turns.lock())
+    }
+
     /// Registers a client whose thread will attach.
     pub(crate) fn register(self: &Arc<Self>, name: String) -> ClientId {
-        let mut turns = self.turns.lock();
+        let mut turns = self.turns();
         let id = ClientId(turns.next);
         turns.next += 1;
         let entry = Entry {
@@ -245,7 +251,7 @@ impl Shared {
     }
 
     fn event(&self, id: ClientId, event: HostEvent) {
-        self.events.lock().push((id, event));
+        unpoisoned(self.events.lock()).push((id, event));
     }
 
     /// Records that the calling thread sends messages to other threads, or receives theirs.
@@ -257,48 +263,46 @@ impl Shared {
 
     /// Returns what has happened to clients since the last call.
     pub(crate) fn take_events(&self) -> Vec<(ClientId, HostEvent)> {
-        std::mem::take(&mut self.events.lock())
+        std::mem::take(&mut *unpoisoned(self.events.lock()))
     }
 
     /// Removes a client.
     pub(crate) fn remove(&self, id: ClientId) {
-        let mut turns = self.turns.lock();
+        let mut turns = self.turns();
         turns.clients.remove(&id);
         self.event(id, HostEvent::End);
         let is_last = turns.clients.is_empty() && !turns.ended;
         turns.writes |= is_last && self.simulation.timeline.is_some();
         // The lock is still held, so `next` never finds the removal without the notification.
         self.notify();
-        drop(turns);
         // The process may end after its last client, so that one waits for the timeline.
-        let mut turns = self.turns.lock();
         let is_pending = |turns: &mut Turns| turns.writes && !turns.ended;
-        self.has_written.wait_while_for(&mut turns, is_pending, WRITING_TIME);
+        drop(self.has_written.wait_timeout_while(turns, WRITING_TIME, is_pending));
     }
 
     /// Lets the machine end with its last client.
     pub(crate) fn close(&self) {
-        self.turns.lock().closed = true;
+        self.turns().closed = true;
         self.changed.notify_one();
     }
 
     /// Records that the machine's thread has written the timeline.
     pub(crate) fn has_written(&self) {
-        self.turns.lock().writes = false;
+        self.turns().writes = false;
         self.has_written.notify_all();
     }
 
     /// Fails pending and later calls, since the machine's thread ends.
     pub(crate) fn end(&self) {
-        let mut turns = self.turns.lock();
+        let mut turns = self.turns();
         turns.ended = true;
         self.has_written.notify_all();
-        turns.clients.values().for_each(|entry| _ = entry.turn.notify_one());
+        turns.clients.values().for_each(|entry| entry.turn.notify_one());
     }
 
     /// Waits until no client has the baton and one waits for it.
     pub(crate) fn next(&self) -> Next {
-        let mut turns = self.turns.lock();
+        let mut turns = self.turns();
         loop {
             let is_any = |state| turns.clients.values().any(|entry| entry.state == state);
             if turns.writes {
@@ -308,12 +312,14 @@ impl Shared {
                 return Next::End;
             }
             if is_any(State::Running) {
-                if self.changed.wait_for(&mut turns, CHECK_INTERVAL).timed_out() {
+                let timeout;
+                (turns, timeout) = unpoisoned(self.changed.wait_timeout(turns, CHECK_INTERVAL));
+                if timeout.timed_out() {
                     let blocked = turns.check_blocked();
                     blocked.into_iter().for_each(|id| self.event(id, HostEvent::Unseen));
                 }
             } else if is_any(State::Registered) || !is_any(State::Waiting) {
-                self.changed.wait(&mut turns);
+                turns = unpoisoned(self.changed.wait(turns));
             } else {
                 let all = !is_any(State::Unscheduled);
                 let waiting = turns.clients.iter().filter(|(_, e)| e.state == State::Waiting);
@@ -329,13 +335,13 @@ impl Shared {
     /// how long it has waited.
     pub(crate) fn wait_for_unscheduled(&self) -> Duration {
         let start = Instant::now();
-        self.changed.wait_for(&mut self.turns.lock(), CHECK_INTERVAL);
+        drop(self.changed.wait_timeout(self.turns(), CHECK_INTERVAL));
         start.elapsed()
     }
 
     /// Passes the baton to a client whose call is ready.
     pub(crate) fn give_turn(&self, id: ClientId) {
-        let mut turns = self.turns.lock();
+        let mut turns = self.turns();
         if let Some(entry) = turns.clients.get_mut(&id) {
             entry.state = State::Running;
             entry.blocked_checks = 0;
@@ -346,7 +352,7 @@ impl Shared {
 
     /// Returns the name of a client.
     pub(crate) fn name_of(&self, id: ClientId) -> Arc<str> {
-        self.turns.lock().clients.get(&id).map_or_else(|| "".into(), |entry| entry.name.clone())
+        self.turns().clients.get(&id).map_or_else(|| "".into(), |entry| entry.name.clone())
     }
 
     /// Returns what the waiting clients do, for reports.
@@ -358,7 +364,7 @@ impl Shared {
                 None => format!("host: {name} is in {call}"),
             })
         };
-        self.turns.lock().clients.values().filter_map(describe).collect()
+        self.turns().clients.values().filter_map(describe).collect()
     }
 }
 
@@ -382,6 +388,11 @@ impl Turns {
         }
         blocked
     }
+}
+
+/// Returns what a lock or a wait returns, also after a panic of a thread that held the lock.
+fn unpoisoned<T>(locked: LockResult<T>) -> T {
+    locked.unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns whether `/proc` shows that a thread of this process is blocked (state `S`).

@@ -1,12 +1,10 @@
 //! A host thread's end of the baton.
 
 use std::cell::{Cell, RefCell};
-use std::sync::Arc;
+use std::sync::{Arc, Condvar};
 use std::task::Poll;
 
-use parking_lot::Condvar;
-
-use super::{Call, Shared, State};
+use super::{Call, Shared, State, unpoisoned};
 use crate::base::ids::ClientId;
 use crate::machine::core::Core;
 use crate::machine::processor::Allowed;
@@ -37,7 +35,7 @@ impl Client {
     pub(crate) fn attach(shared: &Arc<Shared>, id: ClientId) {
         // The thread detaches first, since it may have the previous machine's baton.
         Self::detach();
-        let mut turns = shared.turns.lock();
+        let mut turns = shared.turns();
         let Some(entry) = turns.clients.get_mut(&id) else { return };
         // SAFETY: gettid takes no arguments and cannot fail.
         entry.thread = unsafe { libc::gettid() };
@@ -106,7 +104,7 @@ impl Client {
     /// Posts a call, if any, and waits for the baton. Returns false if the machine ended before it.
     fn wait_for_turn(&self, call: Option<Call>) -> bool {
         self.shared.processor.wait(&self.allowed, || {
-            let mut turns = self.shared.turns.lock();
+            let mut turns = self.shared.turns();
             if turns.ended {
                 return false;
             }
@@ -122,7 +120,7 @@ impl Client {
             while !turns.ended
                 && turns.clients.get(&self.id).is_some_and(|entry| entry.state == State::Waiting)
             {
-                self.turn.wait(&mut turns);
+                turns = unpoisoned(self.turn.wait(turns));
             }
             true
         })
