@@ -177,14 +177,19 @@ fn a_forked_child_does_not_end_its_parents_heartbeat() {
     let (store, health) = (Arc::new(Store::default()), Health::new(Machine::Gpus, None));
     let channel: Arc<Store> = Arc::clone(&store);
     let world = side_channel::join(channel, health, Some(AMPLE), 0, 1).unwrap();
+    // The heartbeat's thread, which the child lacks, does not have the lock at the fork.
+    let values = store.values.lock();
     // SAFETY: the child has one thread, which exits after it has dropped its copy of the world.
     let child = unsafe { libc::fork() };
     if child == 0 {
+        // SAFETY: this has no requirements. It ends a child that waits, as for the lock.
+        unsafe { libc::alarm(20) };
         drop(world);
-        let has_ended = store.values.lock()["alive/0"] == b"ended";
+        let has_ended = values["alive/0"] == b"ended";
         // SAFETY: this has no requirements.
         unsafe { libc::_exit(i32::from(has_ended)) }
     }
+    drop(values);
     let mut status = 0;
     // SAFETY: a child of this process that was not waited for.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
